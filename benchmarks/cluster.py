@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.idle_trials import TARGET, trials
 from benchmarks.raylets import Cluster, Raylet, cluster, wait_for
-from zo_sweeps.bench.measure import Row
+from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.events import End, Event, Start, Steps, only
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
@@ -48,7 +48,7 @@ GRID: dict[str, Any] = {  # MANY trials of the demo model
 }
 
 
-def rows(rounds: int) -> Iterator[Row]:
+def rows(rounds: int) -> Iterator[RatioRow]:
     """Measure all parts. `rounds` is ignored: each part takes minutes."""
     with tempfile.TemporaryDirectory() as folder:
         yield overhead(Path(folder) / "overhead")
@@ -57,15 +57,15 @@ def rows(rounds: int) -> Iterator[Row]:
         yield points(Path(folder) / "points")
 
 
-def overhead(folder: Path, count: int = 300) -> Row:
+def overhead(folder: Path, count: int = 300) -> RatioRow:
     """Measure milliseconds per trial of trials that compute nothing."""
     ends: list[float] = []
     _sweep(folder, list(trials(count)), RayBackend(folder, options=Executor(slots=2), target=TARGET), _on_end(ends))
     milliseconds = (ends[-1] - ends[WARM_UP]) / (count - WARM_UP - 1) * 1000
-    return Row("scheduling a trial, 2 warm actors", milliseconds, "ms", 20, 10, "two fsyncs", {"trials": count})
+    return RatioRow("scheduling a trial, 2 warm actors", milliseconds, "ms", 20, 10, "two fsyncs", {"trials": count})
 
 
-def losses(folder: Path) -> Iterator[Row]:
+def losses(folder: Path) -> Iterator[RatioRow]:
     """Measure the time until the trial of a killed or frozen node runs on another node."""
     goals: dict[str, tuple[Callable[[Raylet], None], float, float, str]] = {
         "killed": (Raylet.kill, 15, 5, "a connection that breaks"),
@@ -74,7 +74,7 @@ def losses(folder: Path) -> Iterator[Row]:
     for how, (blow, must, aim, limit) in goals.items():
         with cluster() as nodes:
             seconds = _loss(folder / how, nodes, blow)
-        yield Row(f"from a {how} node to its trial running elsewhere", seconds, "s", must, aim, limit)
+        yield RatioRow(f"from a {how} node to its trial running elsewhere", seconds, "s", must, aim, limit)
 
 
 def _loss(folder: Path, nodes: Cluster, blow: Callable[[Raylet], None]) -> float:
@@ -100,7 +100,7 @@ def _loss(folder: Path, nodes: Cluster, blow: Callable[[Raylet], None]) -> float
     return _starts(store, trial)[1].time - began[0]
 
 
-def many(folder: Path) -> Iterator[Row]:
+def many(folder: Path) -> Iterator[RatioRow]:
     """Start a sweep of MANY trials as a user does; then time `status` and `table` with all trials ended."""
     conf, state = folder / "conf", folder / "state"
     (conf / "grid").mkdir(parents=True)
@@ -117,14 +117,14 @@ def many(folder: Path) -> Iterator[Row]:
     finally:
         driver.send_signal(signal.SIGINT)
         driver.wait()
-    yield Row(f"from the command to the first trial of {MANY:,}", first, "s", 60, 30, "plan, Ray, torch")
-    yield Row(f"memory of the driver of {MANY:,} trials", memory, "MiB", 1024, 512, "the plan")
+    yield RatioRow(f"from the command to the first trial of {MANY:,}", first, "s", 60, 30, "plan, Ray, torch")
+    yield RatioRow(f"memory of the driver of {MANY:,} trials", memory, "MiB", 1024, 512, "the plan")
     _finish_all(state, [grid[0], grid[-1]], conf)
     for name in ("status", "table"):
         begin = time.perf_counter()
         subprocess.run([*command, name, *grid], stdout=subprocess.DEVNULL, check=True, cwd=folder)
         seconds = time.perf_counter() - begin
-        yield Row(f"`{name}` of {MANY:,} finished trials", seconds, "s", 30, 10, "planning them")
+        yield RatioRow(f"`{name}` of {MANY:,} finished trials", seconds, "s", 30, 10, "planning them")
 
 
 def _finish_all(state: Path, overrides: list[str], conf: Path) -> None:
@@ -136,7 +136,7 @@ def _finish_all(state: Path, overrides: list[str], conf: Path) -> None:
             ledger.write(trial_id, TrialState.SUCCEEDED, outcome=Outcome(trial_id, TrialState.SUCCEEDED, metrics))
 
 
-def points(folder: Path, count: int = 32, steps: int = 1000) -> Row:
+def points(folder: Path, count: int = 32, steps: int = 1000) -> RatioRow:
     """Measure the upload of the journals of `count` finished trials of `steps` steps each to a store of their own."""
     store, known = JournalStore(folder), list(trials(count, steps=steps))
     total = 0
@@ -152,7 +152,9 @@ def points(folder: Path, count: int = 32, steps: int = 1000) -> Row:
     assert mirror.drain(300) == 0
     seconds = time.perf_counter() - begin
     mirror.close()
-    return Row("metric points to MLflow", total / seconds, "/s", 1000, 5000, "SQLite", {"points": total, "runs": count})
+    return RatioRow(
+        "metric points to MLflow", total / seconds, "/s", 1000, 5000, "SQLite", {"points": total, "runs": count}
+    )
 
 
 def _journal(trial: Trial) -> list[Event]:

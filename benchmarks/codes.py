@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zo_sweeps.bench.measure import Row
-from zo_sweeps.bench.workload import LLAMA_58M, Steps, examples, with_lora_fa
+from zo_sweeps.bench.measure import RatioRow
+from zo_sweeps.bench.workload import LLAMA_58M, BenchSteps, examples, with_lora_fa
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.codes import four_bit
 from zo_sweeps.engine.layers.weight_only import WeightOnly
@@ -32,7 +32,7 @@ CPU_FORMATS: tuple[Compute, ...] = ("bf16", "fp32")
 MUST = {"int8": 1.2, "nf4": 1.3, "nf4 + double quantization": 1.3}
 
 
-def rows(rounds: int) -> Iterator[Row]:
+def rows(rounds: int) -> Iterator[RatioRow]:
     """Measure all rows."""
     for shape in (SMALL, *LARGE):
         for compute in CPU_FORMATS:
@@ -85,7 +85,7 @@ def bitsandbytes_projection(scheme: str, dense: nn.Linear) -> nn.Module | None:
     return module
 
 
-def products(device: torch.device, shape: tuple[int, int], compute: Compute, rounds: int) -> Iterator[Row]:
+def products(device: torch.device, shape: tuple[int, int], compute: Compute, rounds: int) -> Iterator[RatioRow]:
     """Time y = x W^T of every scheme, of bitsandbytes' modules and of the bare GEMM, interleaved, for each of ROWS.
 
     The ratio is that of 1024 rows; the detail has the others. `error` is |y - y'| / |y'|, with y' the product with the
@@ -118,7 +118,7 @@ def products(device: torch.device, shape: tuple[int, int], compute: Compute, rou
             values["error, bitsandbytes"] = _error(theirs[name], x, exact)
         decode = values[f"{ROWS[-1]} rows, decoding alone"]
         share = schemes(compute)[name].code_bytes(out, into) / dense.weight.nbytes
-        yield Row(
+        yield RatioRow(
             f"{name}, {out} x {into}, {ROWS[-1]} rows, against the {compute} GEMM",
             values[f"{ROWS[-1]} rows"],
             "of",
@@ -129,13 +129,13 @@ def products(device: torch.device, shape: tuple[int, int], compute: Compute, rou
         )
 
 
-def _steps(rounds: int, batch: int = 16, tokens: int = 64) -> Iterator[Row]:
+def _steps(rounds: int, batch: int = 16, tokens: int = 64) -> Iterator[RatioRow]:
     """Time P-RGE's inner loop (LoRA-FA, both signs of a direction in one forward) over weights of every scheme."""
     steps: dict[str, Callable[[], Any]] = {}
     stored: dict[str, float] = {}
     for name, codes in {"bf16": None, **schemes("bf16")}.items():
         model = load(Model(source=ModelSource.RANDOM, arch=LLAMA_58M), torch.bfloat16, "cpu", codes)
-        ours = Steps(model, with_lora_fa(model, 16, 16), examples([tokens] * batch, 1), mode=Mode.INNER, lr=1e-4)
+        ours = BenchSteps(model, with_lora_fa(model, 16, 16), examples([tokens] * batch, 1), mode=Mode.INNER, lr=1e-4)
         steps[name], stored[name] = ours.one(), model.weight_bytes / 2**20
         if name == "bf16":
             steps["bare forward"] = torch.inference_mode()(partial(ours.forward, 2))
@@ -143,7 +143,7 @@ def _steps(rounds: int, batch: int = 16, tokens: int = 64) -> Iterator[Row]:
     for name in schemes("bf16"):
         detail = {f"{key}, s": value for key, value in seconds.items()}
         detail |= {f"weights of {key}, MiB": value for key, value in stored.items()}
-        yield Row(
+        yield RatioRow(
             f"LoRA-FA step, inner loop, {name}, 58 M, B={batch} T={tokens}, against bf16",
             seconds[name] / seconds["bf16"],
             "of",

@@ -9,17 +9,17 @@ import torch
 
 from benchmarks import codes, sparse
 from benchmarks.codes import awaited
-from zo_sweeps.bench.measure import Row
-from zo_sweeps.bench.workload import LLAMA_58M, Steps, examples
+from zo_sweeps.bench.measure import RatioRow
+from zo_sweeps.bench.workload import LLAMA_58M, BenchSteps, examples
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.points import NoiseKey
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
-from zo_sweeps.tasks.encode import Example
+from zo_sweeps.tasks.encode import EncodedExample
 
 ELEMENTS = 1 << 28
 TOKENS = 64
@@ -34,7 +34,7 @@ LLAMA_2_7B = {  # 6.74 G parameters
 }
 
 
-def rows(rounds: int) -> Iterator[Row]:
+def rows(rounds: int) -> Iterator[RatioRow]:
     """Measure all GPU rows. Raises UserError without a GPU."""
     if not torch.cuda.is_available():
         raise UserError("torch sees no CUDA GPU here", where="benchmarks gpu", fix="run it on a GPU node")
@@ -49,7 +49,7 @@ def rows(rounds: int) -> Iterator[Row]:
     yield step(model, examples([TOKENS], 1), "Llama-2-7B shape, fp16", rounds)
 
 
-def perturbation(device: torch.device, dtype: torch.dtype, elements: int, rounds: int) -> Row:
+def perturbation(device: torch.device, dtype: torch.dtype, elements: int, rounds: int) -> RatioRow:
     """Time theta + eps z, written to another tensor, against a copy: both read and write every element once."""
     theta = torch.randn(elements, device=device).to(dtype)
     out, key = torch.empty_like(theta), NoiseKey(0, 1, 0)
@@ -62,12 +62,12 @@ def perturbation(device: torch.device, dtype: torch.dtype, elements: int, rounds
     kernel = device.type == "cuda" and noise._triton(torch.device("cuda", 0), dtype, True) is not None
     detail = {**{f"{name}, GB/s": moved / value / 1e9 for name, value in seconds.items()}, "triton": kernel}
     name = f"perturbation pass, {dtype}, {elements / 2**20:.4g} Mi elements, against a copy".replace("torch.", "")
-    return Row(name, seconds["copy"] / seconds["perturbation"], "x", 0.8, 0.95, "1x: copy bandwidth", detail)
+    return RatioRow(name, seconds["copy"] / seconds["perturbation"], "x", 0.8, 0.95, "1x: copy bandwidth", detail)
 
 
-def step(model: LanguageModel, data: list[Example], what: str, rounds: int) -> Row:
+def step(model: CausalModel, data: list[EncodedExample], what: str, rounds: int) -> RatioRow:
     """Time a full-parameter MeZO step (q=1) against two forwards and two passes that read and write every weight."""
-    steps = Steps(model, FullModel(model.module), data)
+    steps = BenchSteps(model, FullModel(model.module), data)
     device = steps.device
 
     def forwards() -> None:
@@ -85,4 +85,4 @@ def step(model: LanguageModel, data: list[Example], what: str, rounds: int) -> R
     seconds = interleaved({name: awaited(function, device) for name, function in functions.items()}, rounds)
     limit = seconds["two forwards"] + seconds["two passes"]
     name = f"full-parameter step, {what}, B={len(data)} T={TOKENS}, against two forwards and two weight passes"
-    return Row(name, seconds["ours"] / limit, "of", 1.25, 1.0, "1.00", seconds)
+    return RatioRow(name, seconds["ours"] / limit, "of", 1.25, 1.0, "1.00", seconds)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from zo_sweeps.core.events import End, Event, Sink, Start, Steps
-from zo_sweeps.core.trial import Outcome, Stored, Trial, TrialState
+from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.record.journal import last_step
 
 TARGET = "benchmarks.idle_trials:run_trial"
@@ -15,7 +15,7 @@ TARGET = "benchmarks.idle_trials:run_trial"
 def trials(count: int, *, steps: int = 1, pause: float = 0.0) -> Iterator[Trial]:
     """Yield `count` trials of `steps` steps of `pause` seconds, all of one base model."""
     for number in range(count):
-        config = Stored({"pause": pause})
+        config = StoredConfig({"pause": pause})
         label = f"trial {number}"
         yield Trial(f"{number:016x}", config, warm_key="model", cost=float(steps), steps=steps, label=label)
 

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from zo_sweeps.bench.measure import Row
-from zo_sweeps.bench.workload import LLAMA_58M, Steps, examples
+from zo_sweeps.bench.measure import RatioRow
+from zo_sweeps.bench.workload import LLAMA_58M, BenchSteps, examples
 from zo_sweeps.core.caveats import NOISE_TO_SIGNAL
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.estimators.es import ES
@@ -68,13 +68,13 @@ SETTINGS: Sequence[tuple[str, Sequence[float], Space, Method, Mapping[str, Preci
 )
 
 
-def rows(rounds: int) -> Iterator[Row]:
+def rows(rounds: int) -> Iterator[RatioRow]:
     """Measure all rows."""
     yield from _forwards(rounds)
     yield from noise()
 
 
-def noise() -> Iterator[Row]:
+def noise() -> Iterator[RatioRow]:
     """Measure the noise of losses over their signal, and compare the estimates with those of fp32, in every setting."""
     for name, scales, space, method, precisions in SETTINGS:
         for eps in scales:
@@ -94,7 +94,7 @@ def noise() -> Iterator[Row]:
                 )
                 detail = {"correlation": correlation, "expected": expected, "size": size, "eps": eps}
                 row = f"rounding noise over signal, {name}, {label}, eps={eps:g}"
-                yield Row(row, ratio, "of", NOISE_TO_SIGNAL, NOISE_TO_SIGNAL, said, detail)
+                yield RatioRow(row, ratio, "of", NOISE_TO_SIGNAL, NOISE_TO_SIGNAL, said, detail)
 
 
 def expected_correlation(ratio: float, estimator: Estimator) -> float:
@@ -117,7 +117,7 @@ def estimates(space: Space, method: Method, precision: Precision) -> tuple[Tenso
     coefs: list[float] = []
     measured = []
     for step in range(1, DIRECTIONS // method.estimator.budget + 1):
-        f = Steps(model, installed, examples([TOKENS] * BATCH, step, 4096)).forward
+        f = BenchSteps(model, installed, examples([TOKENS] * BATCH, step, 4096)).forward
         noisy = LossNoise(f, f, model.module, no_joules)
         points = bound.estimator.points(0, step)
         losses = losses_at(bound, model.module, installed, noisy, points)
@@ -126,22 +126,24 @@ def estimates(space: Space, method: Method, precision: Precision) -> tuple[Tenso
     return torch.tensor(coefs), noise_to_signal([pair for pair in measured if pair])
 
 
-def _forwards(rounds: int) -> Iterator[Row]:
+def _forwards(rounds: int) -> Iterator[RatioRow]:
     models = {
         name: load(Model(source=ModelSource.RANDOM, arch=LLAMA_58M), dtype, torch.device("cpu"))
         for name, dtype in {"fp32": torch.float32, **HALVES}.items()
     }
     for count, tokens in FORWARDS:
         data = examples([tokens] * count, 1)
-        steps = {name: Steps(model, FullModel(model.module), data) for name, model in models.items()}
+        steps = {name: BenchSteps(model, FullModel(model.module), data) for name, model in models.items()}
         timed: Mapping[str, Callable[[], Tensor]] = {name: partial(_forward, one) for name, one in steps.items()}
         seconds = interleaved(timed, rounds)
         for name in HALVES:
             shape = f"{count} row{'s' * (count > 1)} of {tokens} tokens"
             gain = seconds["fp32"] / seconds[name]
-            yield Row(f"forward in {name}, 58 M, {shape}, against fp32", gain, "x", 1.0, 2.0, "the hardware", seconds)
+            yield RatioRow(
+                f"forward in {name}, 58 M, {shape}, against fp32", gain, "x", 1.0, 2.0, "the hardware", seconds
+            )
 
 
 @torch.inference_mode()
-def _forward(steps: Steps) -> Tensor:
+def _forward(steps: BenchSteps) -> Tensor:
     return steps.forward(1)

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.idle_trials import TARGET, trials
 from benchmarks.raylets import SOURCES, Cluster, cluster
-from zo_sweeps.bench.measure import Row
+from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.ledger import Ledger
@@ -35,7 +35,7 @@ MUST, AIM = 10.0, 5.0  # per cent
 
 
 @dataclass(frozen=True)
-class Work:
+class SweepWork:
     """What a sweep did, in Unix seconds.
 
     Args:
@@ -47,7 +47,7 @@ class Work:
     trials: Sequence[tuple[float, float]]
 
     @classmethod
-    def of(cls, state: Path, trials: Sequence[Trial], joined: float) -> Work:
+    def of(cls, state: Path, trials: Sequence[Trial], joined: float) -> SweepWork:
         """Read the journals of a sweep that has ended."""
         with contextlib.closing(JournalStore(state)) as store:
             events = [store.read(trial.trial_id) for trial in trials]
@@ -58,7 +58,7 @@ class Work:
         return sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in self.trials)
 
 
-def rows(rounds: int) -> Iterator[Row]:
+def rows(rounds: int) -> Iterator[RatioRow]:
     """Measure; `rounds` is ignored: it takes some minutes."""
     scenarios = {
         "started together, one with twice the trials": [(0.0, COUNT), (0.0, COUNT), (0.0, 2 * COUNT)],
@@ -70,7 +70,7 @@ def rows(rounds: int) -> Iterator[Row]:
             yield row(name, run(Path(folder), nodes, sweeps))
 
 
-def run(folder: Path, nodes: Cluster, sweeps: Sequence[tuple[float, int]]) -> list[Work]:
+def run(folder: Path, nodes: Cluster, sweeps: Sequence[tuple[float, int]]) -> list[SweepWork]:
     """Run sweeps side by side, each given as its start (seconds) and its number of trials; return when they worked."""
     began, drivers = time.monotonic(), []
     for number, (later, count) in enumerate(sweeps):
@@ -87,21 +87,21 @@ def run(folder: Path, nodes: Cluster, sweeps: Sequence[tuple[float, int]]) -> li
             driver.kill()
     states = [folder / str(number) for number in range(len(sweeps))]
     return [
-        Work.of(state, _trials(count), float((state / JOINED).read_text()))
+        SweepWork.of(state, _trials(count), float((state / JOINED).read_text()))
         for state, (_, count) in zip(states, sweeps, strict=True)
     ]
 
 
-def row(name: str, sweeps: Sequence[Work]) -> Row:
+def row(name: str, sweeps: Sequence[SweepWork]) -> RatioRow:
     """Return the largest distance of a sweep's share from an equal one, in per cent of that, while all have trials."""
     distance, detail = off_equal(sweeps, SLOTS)
     lengths = [STEP_SECONDS * steps for steps in STEPS]
     limit = "the start of a process, and the trials in flight"
     name = f"three sweeps on two slots, {name}: off an equal share"
-    return Row(name, distance, "%", MUST, AIM, limit, {"seconds_of_a_trial": lengths, **detail})
+    return RatioRow(name, distance, "%", MUST, AIM, limit, {"seconds_of_a_trial": lengths, **detail})
 
 
-def off_equal(sweeps: Sequence[Work], slots: int) -> tuple[float, dict[str, Any]]:
+def off_equal(sweeps: Sequence[SweepWork], slots: int) -> tuple[float, dict[str, Any]]:
     """Return the largest distance from an equal share, in per cent of that, while all sweeps have trials, and details.
 
     That is from when the last of them joined until the first of them has begun its last trial.

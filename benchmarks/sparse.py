@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.codes import LARGE, SMALL, Compute, awaited, projection, schemes
-from zo_sweeps.bench.measure import Row
+from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.masks import Masks, random
@@ -22,14 +22,14 @@ DENSITY = 1e-3  # the papers'
 KINDS: tuple[tuple[str, Compute], ...] = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "bf16"), ("nf4", "bf16"))
 
 
-def rows(rounds: int) -> Iterator[Row]:
+def rows(rounds: int) -> Iterator[RatioRow]:
     """Measure all rows."""
     for shape in (SMALL, LARGE[0]):
         for kind, compute in KINDS:
             yield products(torch.device("cpu"), shape, kind, compute, rounds)
 
 
-def products(device: torch.device, shape: tuple[int, int], kind: str, compute: Compute, rounds: int) -> Row:
+def products(device: torch.device, shape: tuple[int, int], kind: str, compute: Compute, rounds: int) -> RatioRow:
     """Time a product at a point of a sparse space in either way, and the bare GEMM, interleaved, for each of ROWS.
 
     `fixed theta` is SparseAddMM with its sparse matrix made once, as for generation; its SparseAdd writes nothing, and
@@ -54,7 +54,7 @@ def products(device: torch.device, shape: tuple[int, int], kind: str, compute: C
         detail[f"{count} rows, GEMM, s"] = seconds["GEMM"]
     out, into = shape
     weights = kind if kind == compute else f"{kind} ({compute})"
-    return Row(
+    return RatioRow(
         f"SparseAdd against SparseAddMM, {weights}, {out} x {into}, {DENSITY:.1%}, 1 row",
         detail["1 rows, SparseAdd"] / detail["1 rows, SparseAddMM"],
         "of",

@@ -15,15 +15,15 @@ import torch
 
 from benchmarks import codes, gpu, precision, sparse
 from zo_sweeps.bench import engine_parts, measure, workload
-from zo_sweeps.bench.measure import Row
-from zo_sweeps.bench.workload import Steps
+from zo_sweeps.bench.measure import RatioRow
+from zo_sweeps.bench.workload import BenchSteps
 from zo_sweeps.cli.main import main
 from zo_sweeps.core import host
 from zo_sweeps.core.caveats import NOISE_TO_SIGNAL
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.methods.parts import Model
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.families import describe
 from zo_sweeps.models.load import load
 
@@ -31,20 +31,20 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.fixture
-def model() -> LanguageModel:
+def model() -> CausalModel:
     arch = {**workload.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     return load(Model(source="random", arch=arch), torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("options", [1, 2])
-def test_the_loop_compared_against_has_the_same_loss(options: int, model: LanguageModel) -> None:
+def test_the_loop_compared_against_has_the_same_loss(options: int, model: CausalModel) -> None:
     data = workload.examples([12] * 3, options)
     with torch.inference_mode():
-        ours = float(Steps(model, FullModel(model.module), data).forward(1))
+        ours = float(BenchSteps(model, FullModel(model.module), data).forward(1))
         assert workload.mezo_loss(model, data) == pytest.approx(ours, rel=1e-5)
 
 
-def test_plain_mezo_moves_along_its_own_noise(model: LanguageModel) -> None:
+def test_plain_mezo_moves_along_its_own_noise(model: CausalModel) -> None:
     before = {name: param.clone() for name, param in model.module.named_parameters()}
     g = workload.mezo_step(model, workload.examples([8] * 2, 1), seed=3, lr=1e-2)
     torch.manual_seed(3)
@@ -53,9 +53,9 @@ def test_plain_mezo_moves_along_its_own_noise(model: LanguageModel) -> None:
         torch.testing.assert_close(param, before[name] - 1e-2 * g * z, rtol=0, atol=1e-6)
 
 
-def test_a_measured_step_moves_the_weights(model: LanguageModel) -> None:
+def test_a_measured_step_moves_the_weights(model: CausalModel) -> None:
     before = [param.clone() for param in model.module.parameters()]
-    Steps(model, FullModel(model.module), workload.examples([8] * 2, 2), lr=1e-2).one()()
+    BenchSteps(model, FullModel(model.module), workload.examples([8] * 2, 2), lr=1e-2).one()()
     assert all(not torch.equal(a, b) for a, b in zip(before, model.module.parameters(), strict=True))
 
 
@@ -67,10 +67,10 @@ def test_rounds_alternate_and_the_first_is_not_counted() -> None:
 
 
 def test_a_row_is_reached_from_the_right_side() -> None:
-    assert Row("faster", 3.0, "x", 2.5, 5.0, "").reached
-    assert not Row("faster", 2.4, "x", 2.5, 5.0, "").reached
-    assert Row("cost", 1.1, "of", 1.15, 1.05, "").reached
-    assert not Row("memory", 15.0, "MiB", 14.0, 0.0, "").reached
+    assert RatioRow("faster", 3.0, "x", 2.5, 5.0, "").reached
+    assert not RatioRow("faster", 2.4, "x", 2.5, 5.0, "").reached
+    assert RatioRow("cost", 1.1, "of", 1.15, 1.05, "").reached
+    assert not RatioRow("memory", 15.0, "MiB", 14.0, 0.0, "").reached
 
 
 def test_the_noise_part_is_measured_printed_and_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,11 +91,15 @@ def test_two_files_are_compared_row_by_row(
     """Changes by hand: 3 of 2 is +50 %, 1.2 of 1 is +20 % and a cost; a lost goal is exit status 1."""
     one, two = (str(tmp_path / name) for name in ("one.json", "two.json"))
     here = {"processor": "A chip", "threads": 1, "torch": "2.0", "load_average": [0.5, 0.4, 0.3]}
-    speed, cost = (Row(name, value, unit, 1.1, 1, "") for name, value, unit in (("speed", 2, "x"), ("cost", 1, "of")))
+    speed, cost = (
+        RatioRow(name, value, unit, 1.1, 1, "") for name, value, unit in (("speed", 2, "x"), ("cost", 1, "of"))
+    )
     monkeypatch.setattr(measure, "host", lambda: here)
-    measure.write([speed, cost, Row("noise", 1, "s", 2, 1, "")], Path(one))
+    measure.write([speed, cost, RatioRow("noise", 1, "s", 2, 1, "")], Path(one))
     monkeypatch.setattr(measure, "host", lambda: {**here, "threads": 2, "load_average": [9.0, 0.4, 0.3]})
-    measure.write([replace(speed, ratio=3), replace(cost, ratio=1.2), Row("memory", 9, "MiB", 2, 1, "")], Path(two))
+    measure.write(
+        [replace(speed, ratio=3), replace(cost, ratio=1.2), RatioRow("memory", 9, "MiB", 2, 1, "")], Path(two)
+    )
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["bench", "compare", one, two]) == 1
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -123,7 +127,7 @@ def test_every_part_outside_the_wheel_is_a_module_that_measures(part: str) -> No
     assert callable(import_module(f"benchmarks.{part}").rows)
 
 
-def test_the_gpu_part_measures_the_same_on_any_device(model: LanguageModel) -> None:
+def test_the_gpu_part_measures_the_same_on_any_device(model: CausalModel) -> None:
     device = torch.device("cpu")
     for dtype in (torch.float16, torch.float32):
         row = gpu.perturbation(device, dtype, 1 << 16, rounds=1)

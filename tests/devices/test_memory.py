@@ -14,7 +14,7 @@ import pytest
 
 from tests.models.common import model_yaml
 from zo_sweeps.devices import peak_memory
-from zo_sweeps.devices.estimate import Batches, Rows, logits_bytes, memory_by_part
+from zo_sweeps.devices.estimate import Batches, ForwardRows, logits_bytes, memory_by_part
 from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps.engine.precisions.fp16 import FP16
 from zo_sweeps.engine.precisions.fp32 import FP32
@@ -99,7 +99,7 @@ BACKWARD = {"kind": FO, "update": Adam(), "points": 1}
 
 
 def peak(arch, precision, kind, space, update, trainable, batch, tokens, points=1, logits=False, on_host=False):
-    batches = Batches(tokens, Rows(batch * tokens, batch), points=points, all_logits=logits)
+    batches = Batches(tokens, ForwardRows(batch * tokens, batch), points=points, all_logits=logits)
     parts = memory_by_part(arch, batches, kind, precision, space, update, trainable=trainable, on_host=on_host)
     return sum(parts.values())
 

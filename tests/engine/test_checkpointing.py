@@ -9,7 +9,7 @@ import torch
 from torch.profiler import profile
 
 from tests.engine.conftest import TinyModel, make_examples, tiny_model
-from zo_sweeps.devices.estimate import Batches, Rows, memory_by_part
+from zo_sweeps.devices.estimate import Batches, ForwardRows, memory_by_part
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.baselines import first_order
 from zo_sweeps.engine.batch import Batch, collate
@@ -114,7 +114,7 @@ def measured_and_estimated(update: Update, dtype: torch.dtype, recomputes: bool,
         peak = max(peak, live)
     kind = FirstOrder(weights="bf16" if dtype.itemsize == 2 else "fp32", gradient_checkpointing=recomputes)
     precision = member("precision", kind.weights)()
-    batches = Batches(TOKENS, Rows(batch * TOKENS, batch))
+    batches = Batches(TOKENS, ForwardRows(batch * TOKENS, batch))
     parts = memory_by_part(model.arch, batches, kind, precision, Full(), update, trainable=model.arch.parameters)
     estimate = sum(parts.values())
     return peak, estimate

@@ -51,7 +51,7 @@ def test_a_mask_that_is_found_again_is_another_and_uninstalling_still_restores(n
     base = digest(tiny_model().module.parameters())
     space, model, _ = run(name, 8, refresh=3)
     first, _, _ = run(name, 2, refresh=3)
-    assert mask_store.Stored(space.masks, {}).fingerprint != mask_store.Stored(first.masks, {}).fingerprint
+    assert mask_store.StoredMask(space.masks, {}).fingerprint != mask_store.StoredMask(first.masks, {}).fingerprint
     assert digest(model.module.parameters()) != base
     space.uninstall()
     assert digest(model.module.parameters()) == base
@@ -254,9 +254,9 @@ def test_perturbing_k_values_costs_k_however_many_the_weight_has(apart: bool) ->
 def test_a_mask_is_found_once_and_read_afterwards(tmp_path: Path) -> None:
     made = []
 
-    def find() -> mask_store.Stored:
+    def find() -> mask_store.StoredMask:
         made.append(1)
-        return mask_store.Stored(
+        return mask_store.StoredMask(
             {"model.layers.0.q": torch.tensor([3, 5, 2**31 - 2]), "b": torch.tensor([0])},
             {"model.layers.0.q": torch.tensor([0.1, -2.0, 3.0]).half(), "b": torch.tensor([1e-8])},
         )
@@ -280,7 +280,7 @@ def test_a_mask_is_found_once_and_read_afterwards(tmp_path: Path) -> None:
 
 
 def test_a_broken_mask_file_is_found_again(tmp_path: Path) -> None:
-    find = lambda: mask_store.Stored({"a": torch.tensor([1, 2])}, {"a": torch.tensor([0.5, 0.25])})
+    find = lambda: mask_store.StoredMask({"a": torch.tensor([1, 2])}, {"a": torch.tensor([0.5, 0.25])})
     mask_store.get({"k": 1}, find, tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-3])
@@ -297,7 +297,7 @@ def test_a_broken_mask_file_is_found_again(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_written_says_what_to_set(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="set ZO_SWEEPS_CACHE"):
-        mask_store.get({}, lambda: mask_store.Stored({}, {}), tmp_path / "file" / "masks")
+        mask_store.get({}, lambda: mask_store.StoredMask({}, {}), tmp_path / "file" / "masks")
 
 
 def test_weights_are_put_back_when_a_forward_raises() -> None:

@@ -28,7 +28,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
 from zo_sweeps.devices.readings import l4t, power_mode
 from zo_sweeps.fleet import head, inventory, preflight, systemd, worker
-from zo_sweeps.fleet.inventory import Device, capabilities, listed, row
+from zo_sweeps.fleet.inventory import Machine, capabilities, listed, row
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
 from zo_sweeps.fleet.worker import WorkerOptions, gpus_lent, memory_lent, profile
 from zo_sweeps.methods import registry
@@ -213,7 +213,7 @@ def test_a_phone_is_reached_with_adb(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_number() -> None:
-    assert row(Device("a", "cpu", "gone"), 0.0)[2:] == ["–"] * 6 + ["gone", "–"]
+    assert row(Machine("a", "cpu", "gone"), 0.0)[2:] == ["–"] * 6 + ["gone", "–"]
     facts = {
         "name": "Orin Nano",
         "memory_bytes": 8 * GIB,
@@ -230,7 +230,7 @@ def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_numbe
         "l4t": "36.4.3",
         "time": 100.0,
     }
-    shown = row(Device("n", "jetson-orin-nano", "up", cpus=6, gpus=1, memory_bytes=8 * GIB, facts=facts), 103.0)
+    shown = row(Machine("n", "jetson-orin-nano", "up", cpus=6, gpus=1, memory_bytes=8 * GIB, facts=facts), 103.0)
     assert shown[2] == "3.0 of 8.0 GiB\nfree, unified"
     assert shown[3:] == [
         "6 CPU, 1 GPU\n8.0 GiB",
@@ -243,7 +243,7 @@ def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_numbe
     ]
     assert capabilities({"executorch": True, "tools": ["pyosys 0.70"]}) == ["executorch", "pyosys"]
     discrete = {**facts, "unified": False, "memory_bytes": 24 * GIB}
-    assert row(Device("n", "cuda", "up", facts=discrete), 0.0)[2] == "3.0 of 8.0 GiB\nfree; GPU 24.0 GiB"
+    assert row(Machine("n", "cuda", "up", facts=discrete), 0.0)[2] == "3.0 of 8.0 GiB\nfree; GPU 24.0 GiB"
 
 
 HARDENING = ("User", "StateDirectory", "NoNewPrivileges", "PrivateTmp", "ProtectSystem", "UMask")
@@ -327,8 +327,8 @@ def test_devices_fit_80_columns_and_are_json_for_programs() -> None:
     }
     run = "P-RGE (outer loop) · Movie remarks · lr 0.0003 · seed 2"
     devices = [
-        Device("orin-nano-on-the-bench", "jetson-orin-nano", "up", "a", cpus=6, gpus=1, facts=facts, runs=(run, run)),
-        Device("gone", "cpu", "gone"),
+        Machine("orin-nano-on-the-bench", "jetson-orin-nano", "up", "a", cpus=6, gpus=1, facts=facts, runs=(run, run)),
+        Machine("gone", "cpu", "gone"),
     ]
     printed = {}
     for width in (80, 160):

@@ -19,7 +19,7 @@ from zo_sweeps.engine.precisions.int8 import INT8
 from zo_sweeps.engine.precisions.nf4 import NF4
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.parts import Model
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
 from zo_sweeps.models.projection import features
 
@@ -28,7 +28,7 @@ PRECISION = NF4(compute="fp32")
 IDS = torch.arange(5, 25).view(2, 10)
 
 
-def decoded(model: LanguageModel, precision: Any = PRECISION) -> LanguageModel:
+def decoded(model: CausalModel, precision: Any = PRECISION) -> CausalModel:
     """The model with the weights that its codes would stand for."""
     for layer in model.target_modules([ALL]).values():
         weight = precision.encode(linear.dense(layer).contiguous()).dense()
@@ -36,7 +36,7 @@ def decoded(model: LanguageModel, precision: Any = PRECISION) -> LanguageModel:
     return model
 
 
-def same(one: LanguageModel, other: LanguageModel) -> bool:
+def same(one: CausalModel, other: CausalModel) -> bool:
     with torch.inference_mode():
         return torch.equal(one.head(one.hidden(IDS)), other.head(other.hidden(IDS)))
 

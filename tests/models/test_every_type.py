@@ -34,7 +34,7 @@ from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import Space
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.families import describe
 from zo_sweeps.models.generic import is_masked
 from zo_sweeps.models.identity import DEMO
@@ -128,9 +128,9 @@ class Case(NamedTuple):
     kind: str
     saved: Model
     drawn: Model
-    plain: LanguageModel
+    plain: CausalModel
 
-    def apart(self) -> LanguageModel:
+    def apart(self) -> CausalModel:
         """The model with a module of its own."""
         model = copy.copy(self.plain)
         model.module = copy.deepcopy(model.module)
@@ -163,12 +163,12 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 IDS, MASK = padded(rows([12, 7]))
 
 
-def logits(model: LanguageModel) -> Tensor:
+def logits(model: CausalModel) -> Tensor:
     with torch.inference_mode():
         return model.head(model.hidden(IDS, MASK))[MASK.bool()]
 
 
-def buffers(model: LanguageModel) -> dict[str, Tensor]:
+def buffers(model: CausalModel) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.module.named_buffers() if ".codes." not in name}
 
 
@@ -231,7 +231,7 @@ THETA = [Point(NoiseKey(3, 1, 0), 0.0)]
 
 
 def losses(
-    model: LanguageModel, space: Any, noise: Perturbation, mode: Mode = Mode.SEQUENTIAL, points: list[Point] = POINTS
+    model: CausalModel, space: Any, noise: Perturbation, mode: Mode = Mode.SEQUENTIAL, points: list[Point] = POINTS
 ) -> Tensor:
     """The points' mean losses of predicting each token of two texts of unequal lengths."""
 

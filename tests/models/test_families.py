@@ -16,7 +16,7 @@ import torch
 from peft import PeftModel
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.devices.estimate import Batches, Rows, memory_by_part
+from zo_sweeps.devices.estimate import Batches, ForwardRows, memory_by_part
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.out_of_place import out_of_place
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
@@ -30,7 +30,7 @@ from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import LayerSpace, Space
 from zo_sweeps.models import adapters
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.families import describe, names
 from zo_sweeps.models.identity import status
 from zo_sweeps.models.load import load
@@ -138,11 +138,11 @@ OPTIONS = {"rank": 4, "alpha": 8.0, "d_initial": 0.1, "density": 0.05, "scope": 
 
 
 @cache
-def _loaded(name: str) -> LanguageModel:
+def _loaded(name: str) -> CausalModel:
     return load(Model(source="random", arch=FAMILIES[name]), torch.float32, "cpu")
 
 
-def model_of(name: str) -> LanguageModel:
+def model_of(name: str) -> CausalModel:
     """Return a model of the family with a module of its own."""
     model = copy.copy(_loaded(name))
     model.module = copy.deepcopy(model.module)
@@ -170,7 +170,7 @@ def definition(name: str) -> Space:
     return made
 
 
-def install(name: str, model: LanguageModel) -> Any:
+def install(name: str, model: CausalModel) -> Any:
     return definition(name).install(model.module, list(model.target_modules(["all"])), 0)
 
 
@@ -192,7 +192,7 @@ def whole(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> to
         return logits
 
 
-def parts(model: LanguageModel, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+def parts(model: CausalModel, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     with torch.inference_mode():
         return model.head(model.hidden(ids, mask))
 
@@ -248,7 +248,7 @@ def test_memory_is_estimated(name: str) -> None:
     for space in ("full", "lora", "outliers", *([] if arch.no_prefix else ["prefix"])):
         made = definition(space)
         for kind in (ZerothOrder(), FirstOrder()):
-            batches = Batches(32, Rows(4 * 32, 4))
+            batches = Batches(32, ForwardRows(4 * 32, 4))
             parts = memory_by_part(arch, batches, kind, FP32(), made, SGD(), trainable=made.trainable(arch))
             peak = sum(parts.values())
             assert math.isfinite(peak)

@@ -13,10 +13,10 @@ from zo_sweeps.models import mask_store
 
 
 def _ask(folder: str, log: str) -> None:
-    def find() -> mask_store.Stored:
+    def find() -> mask_store.StoredMask:
         with open(log, "a") as file:
             file.write(f"{os.getpid()}\n")
-        return mask_store.Stored({"a": torch.arange(1000)}, {"a": torch.zeros(1000)})
+        return mask_store.StoredMask({"a": torch.arange(1000)}, {"a": torch.zeros(1000)})
 
     assert len(mask_store.get({"k": 1}, find, Path(folder)).masks["a"]) == 1000
 
@@ -38,9 +38,9 @@ def test_processes_that_ask_at_once_find_the_mask_once(tmp_path: Path) -> None:
 def test_a_sidecar_that_does_not_fit_the_mask_has_it_found_again(tmp_path: Path, text: str) -> None:
     found = []
 
-    def find() -> mask_store.Stored:
+    def find() -> mask_store.StoredMask:
         found.append(1)
-        return mask_store.Stored({"a": torch.arange(3)}, {"a": torch.zeros(3)})
+        return mask_store.StoredMask({"a": torch.arange(3)}, {"a": torch.zeros(3)})
 
     first = mask_store.get({"k": 1}, find, tmp_path)
     (sidecar,) = tmp_path.glob("*.json")

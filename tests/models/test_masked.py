@@ -21,7 +21,7 @@ from zo_sweeps.engine.score import score
 from zo_sweeps.models.causal import MaskedLanguageModel
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.models.load import load
-from zo_sweeps.tasks.encode import Example, encode_masked
+from zo_sweeps.tasks.encode import EncodedExample, encode_masked
 from zo_sweeps.tasks.spec import TaskSpec
 
 pytestmark = pytest.mark.unit
@@ -68,22 +68,24 @@ def spec() -> TaskSpec:
 
 
 @pytest.fixture(scope="module")
-def examples(model: MaskedLanguageModel, spec: TaskSpec) -> list[Example]:
+def examples(model: MaskedLanguageModel, spec: TaskSpec) -> list[EncodedExample]:
     return [encode_masked(spec, row, model.tokenizer, 64) for row in ROWS]
 
 
-def plain_logits(model: MaskedLanguageModel, example: Example) -> torch.Tensor:
+def plain_logits(model: MaskedLanguageModel, example: EncodedExample) -> torch.Tensor:
     """The label words' logits at the mask, from the whole model on one unpadded row."""
     row = example.candidates[0].ids[:-1]
     logits = model.module(input_ids=torch.tensor([row])).logits[0, row.index(model.mask_id)]
     return logits[[c.ids[-1] for c in example.candidates]]
 
 
-def plain_loss(model: MaskedLanguageModel, examples: list[Example]) -> torch.Tensor:
+def plain_loss(model: MaskedLanguageModel, examples: list[EncodedExample]) -> torch.Tensor:
     return torch.stack([F.cross_entropy(plain_logits(model, e), torch.tensor(e.gold)) for e in examples]).mean()
 
 
-def test_a_row_is_the_text_with_one_mask_and_a_word_a_candidate(model: MaskedLanguageModel, examples: list[Example]):
+def test_a_row_is_the_text_with_one_mask_and_a_word_a_candidate(
+    model: MaskedLanguageModel, examples: list[EncodedExample]
+):
     for example, row in zip(examples, ROWS, strict=True):
         ids = example.candidates[0].ids[:-1]
         assert ids.count(model.mask_id) == 1
@@ -118,7 +120,7 @@ def test_a_label_word_of_several_tokens_is_refused(model: MaskedLanguageModel) -
         encode_masked(spec, ROWS[0], model.tokenizer, 64)
 
 
-def test_attention_looks_both_ways(model: MaskedLanguageModel, examples: list[Example]) -> None:
+def test_attention_looks_both_ways(model: MaskedLanguageModel, examples: list[EncodedExample]) -> None:
     row = torch.tensor([examples[0].candidates[0].ids[:-1]])
     other = row.clone()
     other[0, -2] = 77
@@ -128,7 +130,7 @@ def test_attention_looks_both_ways(model: MaskedLanguageModel, examples: list[Ex
 
 
 def test_the_loss_is_the_cross_entropy_over_the_label_words_logits_at_the_mask(
-    model: MaskedLanguageModel, examples: list[Example]
+    model: MaskedLanguageModel, examples: list[EncodedExample]
 ) -> None:
     batch = collate(examples, model.pad_id)
     with torch.inference_mode():

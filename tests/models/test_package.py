@@ -22,13 +22,13 @@ from zo_sweeps.engine.precisions.nf4 import NF4
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.models import package
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
 
 PRECISION = INT8(compute="fp32")
 
 
-def written(folder: Path, model: LanguageModel, precision: WeightOnlyPrecision = PRECISION) -> Path:
+def written(folder: Path, model: CausalModel, precision: WeightOnlyPrecision = PRECISION) -> Path:
     layers: Any = model.target_modules([ALL])
     stored: Any = {name: precision.stored(layer, layer.weight.detach()) for name, layer in layers.items()}
     codes = ((name, one.codes.state_dict()) for name, one in stored.items())

@@ -24,7 +24,7 @@ from zo_sweeps.core.fingerprint import canonical_json, fingerprint
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Definition, hints, options
 from zo_sweeps.methods.metric import Metrics
-from zo_sweeps.methods.parts import Method
+from zo_sweeps.methods.parts import NamedMethod
 from zo_sweeps.methods.task import Hub, Lengths
 from zo_sweeps.methods.trial_config import EVERY, TrialConfig
 from zo_sweeps.models.identity import DEMO
@@ -46,7 +46,7 @@ def example(kind: str = "zo") -> TrialConfig:
     if kind in planned_kinds:
         return planned_kinds[kind]
     text = {"text": "Once"} if kind == "generate" else {}
-    return replace(planned_kinds["zo"], method=Method.read({"name": "other", "kind": kind, **text}))
+    return replace(planned_kinds["zo"], method=NamedMethod.read({"name": "other", "kind": kind, **text}))
 
 
 def other(kind: Any, value: Any) -> Any:

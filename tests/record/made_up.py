@@ -6,7 +6,7 @@ import math
 import random
 
 from zo_sweeps.core.events import End, Event, ScoredDev, ScoredTest, Start, Steps
-from zo_sweeps.core.trial import Outcome, Stored, Trial, TrialState
+from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 
 BEGAN = 1_790_000_000.25
 
@@ -24,7 +24,7 @@ def trial(seed: int = 0, steps: int = 40, lr: float = 1e-4, q: int = 2, name: st
     trial_id = f"{seed:04x}{int(lr * 1e9):08x}{q:04x}"
     label = f"{name} (q={q}) · SST-2 · lr {lr:g} · seed {seed}"
     block = f"{name} (q={q})"
-    return Trial(trial_id, Stored(config), steps=steps, label=label, grid="demo_grid", block=block, task="sst2")
+    return Trial(trial_id, StoredConfig(config), steps=steps, label=label, grid="demo_grid", block=block, task="sst2")
 
 
 def start(attempt: int = 1, at: float = BEGAN, resumed_from: int = 0) -> Start:

@@ -13,7 +13,7 @@ import pytest
 from tests.plan.common import named, of
 from tests.record import made_up
 from zo_sweeps.core.events import Event, PeersReady, Sensors, SquaredGradients, read_event
-from zo_sweeps.core.trial import Stored, TrialState
+from zo_sweeps.core.trial import StoredConfig, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record.provenance import collect
 
@@ -146,7 +146,7 @@ def test_only_success_is_shown_as_finished() -> None:
 
 def test_params_are_flat_names_within_the_servers_limits() -> None:
     params = rows.params(
-        Stored({"a": {"b": 1, "c": [1, 2.5], "e": {}}, "t": "x" * 9000, "odd key!": None, "f": 1e-4, "g": True})
+        StoredConfig({"a": {"b": 1, "c": [1, 2.5], "e": {}}, "t": "x" * 9000, "odd key!": None, "f": 1e-4, "g": True})
     )
     assert params["a.b"] == "1"
     assert params["a.c"] == "[1, 2.5]"

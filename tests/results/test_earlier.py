@@ -16,7 +16,7 @@ import pytest
 
 from zo_sweeps import results
 from zo_sweeps.cli.main import main
-from zo_sweeps.core.trial import Stored
+from zo_sweeps.core.trial import StoredConfig
 from zo_sweeps.results.facts import status_facts
 from zo_sweeps.results.item_progress import standings
 from zo_sweeps.results.papers import Item
@@ -69,7 +69,7 @@ def test_an_earlier_trial_has_its_name_and_the_trial_of_today_with_its_settings(
     settings = was.config.to_json()
 
     def like(**update: object) -> str:
-        today = Stored({**settings, "update": {**settings["update"], **update}})
+        today = StoredConfig({**settings, "update": {**settings["update"], **update}})
         now = replace(plan, every={"today": replace(was, trial_id="today", config=today)})
         found = {trial.trial_id: trial for trial in listed(now, standing)}
         assert {(one.grid, one.state, one.made_by) for one in found.values()} == {("quickstart", "succeeded", OLD)}

@@ -21,7 +21,7 @@ from zo_sweeps.core.place import Place
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import device_map, load
 from zo_sweeps.run import workbench
 from zo_sweeps.run.backpropagation import Backpropagation
@@ -62,7 +62,7 @@ def test_a_divided_model_trains_to_the_same_bits(options: tuple[str, ...], monke
     assert outcome.state is TrialState.SUCCEEDED, outcome.traceback
     base_model = workbench.base_model
 
-    def in_two_places(config: TrialConfig, key: str, _: Any) -> LanguageModel:
+    def in_two_places(config: TrialConfig, key: str, _: Any) -> CausalModel:
         model = base_model(config, key, CPUS)
         for block in model.blocks:  # what is inside a layer is on its GPU already; for torch, nothing is on CPU 0
             for part in block.children():

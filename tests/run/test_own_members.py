@@ -22,7 +22,7 @@ from tests.run.common import SMALL, measured, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Steps
-from zo_sweeps.core.trial import Outcome, Stored, Trial, TrialState
+from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.methods import code
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -180,7 +180,7 @@ def test_a_folder_that_is_missing_is_one_line_with_its_name_and_stops_no_trial_t
 def test_a_stored_configuration_with_an_unknown_kind_is_refused_with_the_choices(folder: Path) -> None:
     data = planned(folder).config.to_json()
     with pytest.raises(UserError, match=r"unknown kind 'so'.*choose from: .*zo"):
-        TrialConfig.of(Stored({**data, "method": {**data["method"], "kind": "so"}}))
+        TrialConfig.of(StoredConfig({**data, "method": {**data["method"], "kind": "so"}}))
 
 
 def test_all_that_is_wrong_with_a_stored_configuration_is_one_line(folder: Path) -> None:

@@ -30,7 +30,7 @@ from zo_sweeps.core.events import (
     read_event,
     write_event,
 )
-from zo_sweeps.core.trial import METRICS, Outcome, Stored, Trial, TrialState
+from zo_sweeps.core.trial import METRICS, Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.devices.peak_memory import set_aside
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -96,7 +96,7 @@ def test_a_trial_that_comes_as_json_goes_on_to_the_same_journal(name: str, undis
     """As on another node: the configuration is read from the trial's JSON, and so is the journal so far."""
     trial, outcome, journal = undisturbed(name)
     stored = Trial.from_json(json.loads(json.dumps(trial.to_json())))
-    assert isinstance(stored.config, Stored)
+    assert isinstance(stored.config, StoredConfig)
     cut = next(i for i, event in enumerate(journal) if isinstance(event, ScoredDev)) + 2
     sent = json.dumps([write_event(event) for event in journal[:cut]])
     resumed, whole = run(stored, [*map(read_event, json.loads(sent))], attempt=2)

@@ -28,25 +28,27 @@ from zo_sweeps.engine import losses, masks
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.checkpointing import checkpointed
 from zo_sweeps.engine.objectives.tokens import Tokens
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
 from zo_sweeps.run import gradients
-from zo_sweeps.tasks.encode import Candidate, Example
+from zo_sweeps.tasks.encode import EncodedCandidate, EncodedExample
 
 pytestmark = pytest.mark.unit
 CPU = torch.device("cpu")
 GPT2 = {"model_type": "gpt2", "vocab_size": 4096, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 
-def target_weights(model: LanguageModel) -> dict[str, Any]:
+def target_weights(model: CausalModel) -> dict[str, Any]:
     return {name: layer.weight for name, layer in model.target_modules(["all"]).items()}
 
 
-def text_losses(model: LanguageModel, tokens: int, count: int = 3) -> Iterator[Callable[[], torch.Tensor]]:
+def text_losses(model: CausalModel, tokens: int, count: int = 3) -> Iterator[Callable[[], torch.Tensor]]:
     draw = torch.Generator().manual_seed(0)
     for _ in range(count):
         ids = tuple(torch.randint(3, model.arch.vocabulary, (tokens,), generator=draw).tolist())
-        batch = collate([Example((Candidate(ids, tokens - 1),), 0, (), (), "")], model.pad_id, gold_only=True)
+        batch = collate(
+            [EncodedExample((EncodedCandidate(ids, tokens - 1),), 0, (), (), "")], model.pad_id, gold_only=True
+        )
         yield lambda batch=batch: Tokens().loss(losses.token_logprobs(model, batch), batch)[0]
 
 

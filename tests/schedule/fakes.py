@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from zo_sweeps.core.events import End, Event, Rung, ScoredDev, Sink, Start, Steps, Warned
-from zo_sweeps.core.trial import Needs, Outcome, Stored, Trial, TrialState
+from zo_sweeps.core.trial import Needs, Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.record.journal import scalars
 
 ANYWHERE = Needs()
@@ -30,7 +30,7 @@ def trial(
     of those attempts), ends (a state), leaves (sys.exit), gate (a file, awaited after step 8), peak (bytes that it
     says it needed), rungs (step -> dev loss: where it pauses),
     eats (GiB that it takes: at step 3 of its first attempt), warns (of which metrics)."""
-    config = Stored({"folder": str(folder), "seed": len(name), **behaviour})
+    config = StoredConfig({"folder": str(folder), "seed": len(name), **behaviour})
     sizes = {"cost": float(steps), "steps": steps}
     return Trial(name, config, needs=needs, warm_key=warm, label=name, block=row, **sizes)
 

@@ -13,7 +13,7 @@ from zo_sweeps.core.events import Rung, ScoredDev, ScoredTest
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.backend import Finished, Lost, Progress
-from zo_sweeps.schedule.halving import Group, Halving, best
+from zo_sweeps.schedule.halving import Halving, Rivals, best
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def search(folder, **behaviour):
         for name, (two, four) in at.items()
         for seed in (0, 1)
     ]
-    return trials, Group(tuple((f"{name}0", f"{name}1") for name in at), (2, 4), 0.5, "dev/loss", 1.0)
+    return trials, Rivals(tuple((f"{name}0", f"{name}1") for name in at), (2, 4), 0.5, "dev/loss", 1.0)
 
 
 def states(folder):
@@ -83,7 +83,7 @@ def test_a_group_waits_for_retries_across_drivers_and_counts_a_diverged_setting_
 
 
 def test_a_trial_whose_pause_has_not_arrived_is_not_judged():
-    group = Group((("a",), ("b",)), (2,), 0.5, "dev/loss", 1.0)
+    group = Rivals((("a",), ("b",)), (2,), 0.5, "dev/loss", 1.0)
     halving = Halving([group])
     for trial_id, loss in (("a", 1.0), ("b", 2.0)):
         halving.see(trial_id, [ScoredDev(step=2, loss=loss, metric=0.0)])
@@ -100,7 +100,7 @@ def test_a_trial_that_is_lost_at_a_rung_waits_there_for_its_rivals_and_is_starte
     paused, done = (Outcome(name, state) for name, state in (("b", TrialState.PAUSED), ("a", TrialState.SUCCEEDED)))
     script = [[at_rung("a", 1.0), Lost("a", 1, "gone")], [at_rung("b", 2.0), Finished("b", 1, paused)]]
     backend = Scripted([*script, [Finished("a", 2, done)]])
-    group = Group((("a",), ("b",)), (2,), 0.5, "dev/loss", 1.0)
+    group = Rivals((("a",), ("b",)), (2,), 0.5, "dev/loss", 1.0)
     sweep(tmp_path, [fakes.trial(tmp_path / "w", name) for name in "ab"], backend, groups=[group])
     assert [(name, attempt) for name, attempt, _ in backend.submitted] == [("a", 1), ("b", 1), ("a", 2)]
     assert states(tmp_path) == {"a": "SUCCEEDED", "b": "STOPPED"}

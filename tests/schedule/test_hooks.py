@@ -16,7 +16,7 @@ import pytest
 
 from zo_sweeps.config.schema import OnConfig
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import Outcome, Stored, Trial, TrialState
+from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.schedule import hooks
 from zo_sweeps.schedule.backend import HeadLostError
 from zo_sweeps.schedule.snapshot import Snapshot
@@ -65,7 +65,7 @@ def script(folder: Path, text: str) -> str:
 
 
 def ended(name: str, state: TrialState) -> Snapshot:
-    trial = Trial(name, Stored({}), label=f"trial {name}")
+    trial = Trial(name, StoredConfig({}), label=f"trial {name}")
     return Snapshot(2, {state: 1, TrialState.PENDING: 1}, 1, 1, 1, 1, (), ended=(trial, Outcome(name, state)))
 
 

@@ -12,13 +12,13 @@ import pytest
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.core.trial import Needs, Outcome, Stored, Trial, TrialState
+from zo_sweeps.core.trial import Needs, Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.devices.estimate import RUNTIME_BYTES
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build, memory_key
 from zo_sweeps.schedule.backend import COLD, NO_SLOT
 from zo_sweeps.schedule.inline_backend import InlineBackend
-from zo_sweeps.schedule.prediction import QUANTUM, Measured
+from zo_sweeps.schedule.prediction import QUANTUM, MemoryPeaks
 
 pytestmark = pytest.mark.unit
 GIB = 2**30
@@ -38,7 +38,7 @@ def planned() -> Trial:
 
 
 def trial(name: str, seed: int = 0) -> Trial:
-    return replace(fakes.trial(Path(name), name), config=Stored({"seed": seed}), needs=Needs("auto", 8 * GIB))
+    return replace(fakes.trial(Path(name), name), config=StoredConfig({"seed": seed}), needs=Needs("auto", 8 * GIB))
 
 
 def peak(of: Trial, size: int, kind: str = "cpu", state: TrialState = TrialState.SUCCEEDED) -> Outcome:
@@ -70,14 +70,14 @@ def test_trials_share_what_was_measured_when_model_method_and_batch_agree(
     config = planned.config.to_json()
     for name, change in parts.items():
         config[name] = {**config[name], **change} if isinstance(change, dict) else change
-    other = TrialConfig.of(Stored(config))
+    other = TrialConfig.of(StoredConfig(config))
     assert other != planned.config
     assert (memory_key(other) == planned.memory_key) == same
 
 
 def test_the_largest_peak_counts_with_a_margin_and_replaces_the_estimate_either_way() -> None:
     first, other = trial("a"), trial("b", seed=1)
-    measured = Measured([first], {})
+    measured = MemoryPeaks([first], {})
     assert measured.corrected(other) == other
     measured.learn(first, peak(first, 2 * GIB))
     measured.learn(first, peak(first, GIB))
@@ -90,7 +90,7 @@ def test_the_largest_peak_counts_with_a_margin_and_replaces_the_estimate_either_
 
 def test_a_gpus_peak_is_without_its_context_and_a_trial_that_failed_teaches_nothing() -> None:
     one = trial("a")
-    measured = Measured([one], {"a": peak(one, GIB, state=TrialState.OUT_OF_MEMORY)})
+    measured = MemoryPeaks([one], {"a": peak(one, GIB, state=TrialState.OUT_OF_MEMORY)})
     assert measured.corrected(one) == one
     measured.learn(one, peak(one, GIB, kind="cuda"))
     assert measured.corrected(one).needs.memory_bytes >= 1.1 * GIB + RUNTIME_BYTES

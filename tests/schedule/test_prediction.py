@@ -22,12 +22,12 @@ from zo_sweeps.devices.speed import Speed, keep, known
 from zo_sweeps.results.facts import plan_facts
 from zo_sweeps.run import measure_speed
 from zo_sweeps.schedule.ledger import Ledger, read_standing
-from zo_sweeps.schedule.prediction import TRIAL, Device, Predictions, median, speed_here, this_device
+from zo_sweeps.schedule.prediction import TRIAL, DeviceClass, TimePredictions, median, speed_here, this_device
 from zo_sweeps.schedule.snapshot import Running, Snapshot
 from zo_sweeps.session import session
 
 pytestmark = pytest.mark.unit
-HERE, THERE = Device("here", 1), Device("there", 2)
+HERE, THERE = DeviceClass("here", 1), DeviceClass("there", 2)
 SPEED = Speed("here", 1, operations=1e9, start=3.0)
 
 
@@ -35,14 +35,14 @@ def trial(folder: Path, name: str, row: str = "zo", key: str = "k") -> Trial:
     return replace(fakes.trial(folder, name, row=row), operations=5.2e9, memory_key=key)
 
 
-def outcome(one: Trial, ratio: float, device: Device = HERE, **metrics: float) -> Outcome:
+def outcome(one: Trial, ratio: float, device: DeviceClass = HERE, **metrics: float) -> Outcome:
     took = {"wall_seconds": ratio * 5.5 + metrics.get("load_seconds", 0.0), **metrics}
     where = {"name": device.name, "threads": device.threads}
     return Outcome(one.trial_id, TrialState.SUCCEEDED, took, device=where)
 
 
 def test_finished_trials_correct_a_prediction_and_one_odd_trial_does_not(tmp_path: Path) -> None:
-    guess, one = Predictions(HERE, SPEED), trial(tmp_path, "a")
+    guess, one = TimePredictions(HERE, SPEED), trial(tmp_path, "a")
     first = TRIAL + one.operations / SPEED.operations
     assert first == pytest.approx(0.3 + 5.2)
     errors = []
@@ -57,7 +57,7 @@ def test_finished_trials_correct_a_prediction_and_one_odd_trial_does_not(tmp_pat
 
 
 def test_trials_of_one_sort_speak_for_themselves_before_others(tmp_path: Path) -> None:
-    guess = Predictions(HERE, SPEED)
+    guess = TimePredictions(HERE, SPEED)
     full, sparse, other = (trial(tmp_path, row, row, key=row) for row in ("full", "sparse", "other"))
     for _ in range(5):
         guess.learn(full, outcome(full, 2.0))
@@ -65,11 +65,11 @@ def test_trials_of_one_sort_speak_for_themselves_before_others(tmp_path: Path) -
     ratios = [(guess.seconds(one) or 0) / 5.5 for one in (full, sparse, other)]
     assert ratios == pytest.approx([2.0, 0.5, 1.0])
     assert guess.start == 100.0
-    assert Predictions(HERE, SPEED).start == SPEED.start
+    assert TimePredictions(HERE, SPEED).start == SPEED.start
 
 
 def test_nothing_is_predicted_before_a_probe_or_a_finished_trial_and_devices_are_kept_apart(tmp_path: Path) -> None:
-    one, guess = trial(tmp_path, "a"), Predictions(None)
+    one, guess = trial(tmp_path, "a"), TimePredictions(None)
     assert guess.seconds(one) is None
     assert guess.joules(one) is None
     assert guess.device is None
@@ -81,7 +81,7 @@ def test_nothing_is_predicted_before_a_probe_or_a_finished_trial_and_devices_are
     assert str(THERE) == "there, 2 threads"
     assert guess.seconds(one) == pytest.approx(took.metrics["wall_seconds"]), "the speed of reference cancels out"
     assert 0 < (guess.joules(one) or 0) < 25 * took.metrics["wall_seconds"], "25 W, during the steps"
-    mixed = Predictions(HERE, SPEED)
+    mixed = TimePredictions(HERE, SPEED)
     mixed.learn(one, took)
     assert mixed.seconds(one) == pytest.approx(5.5)
     assert mixed.devices == [HERE, THERE]
@@ -92,7 +92,7 @@ def test_nothing_is_predicted_before_a_probe_or_a_finished_trial_and_devices_are
 def test_a_sweep_counts_its_work_in_predicted_seconds(tmp_path: Path) -> None:
     plan = [trial(tmp_path / "w", f"t{n}") for n in range(3)]
     seen = []
-    sweep(tmp_path, plan, predictions=Predictions(HERE, SPEED), on_update=seen.append)
+    sweep(tmp_path, plan, predictions=TimePredictions(HERE, SPEED), on_update=seen.append)
     assert seen[0].predicted
     assert seen[0].cost_total == pytest.approx(3 * 5.5)
     assert seen[-1].tokens_this_run == pytest.approx(sum(one.cost for one in plan))

@@ -17,7 +17,7 @@ from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Steps
-from zo_sweeps.core.trial import Outcome, Stored, TrialState
+from zo_sweeps.core.trial import Outcome, StoredConfig, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.backend import Finished, Lost, Progress
 from zo_sweeps.schedule.inline_backend import InlineBackend
@@ -39,7 +39,7 @@ def undisturbed(tmp_path):
     def run(plan):
         state = tmp_path / "undisturbed"
         config = {"folder": str(tmp_path / "elsewhere"), "pause": 0}
-        sweep(state, [dataclasses.replace(t, config=Stored({**t.config.to_json(), **config})) for t in plan])
+        sweep(state, [dataclasses.replace(t, config=StoredConfig({**t.config.to_json(), **config})) for t in plan])
         return results(state)
 
     return run

@@ -13,7 +13,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.checkpoint import front_of
 from zo_sweeps.plan import planned_memory
 from zo_sweeps.plan.planned_memory import too_long
-from zo_sweeps.tasks.encode import Example, encode, render
+from zo_sweeps.tasks.encode import EncodedExample, encode, render
 from zo_sweeps.tasks.templates import uses
 
 pytestmark = pytest.mark.unit
@@ -31,12 +31,12 @@ QUESTION = {
 
 def encoded(
     name: str, row: dict[str, Any], tokenizer: Any, length: int = 512, dialect: str = "mezo", **kw: Any
-) -> Example:
+) -> EncodedExample:
     front = kw.pop("front", front_of(tokenizer))
     return encode(spec_of(load_task(name), dialect), row, tokenizer, length, front=front, **kw)
 
 
-def answers(example: Example, tokenizer: Any) -> list[str]:
+def answers(example: EncodedExample, tokenizer: Any) -> list[str]:
     return [tokenizer.decode(c.ids[-c.answer_length :]) for c in example.candidates]
 
 

@@ -14,9 +14,9 @@ from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.metric import Metric, Of
 from zo_sweeps.methods.registry import members
 from zo_sweeps.methods.task import Task
-from zo_sweeps.tasks.encode import Candidate, Example, render
+from zo_sweeps.tasks.encode import EncodedCandidate, EncodedExample, render
 from zo_sweeps.tasks.kinds.regression import Regression
-from zo_sweeps.tasks.scoring import Answers, cut, evaluate, right
+from zo_sweeps.tasks.scoring import ModelAnswers, cut, evaluate, right
 from zo_sweeps.tasks.spec import TaskSpec
 
 pytestmark = pytest.mark.unit
@@ -30,9 +30,9 @@ def made(name: str, **options: Any) -> Metric:
     return metric
 
 
-def example(gold: int = 0, *, value: float | None = None, lengths: tuple[int, ...] = (1, 1)) -> Example:
-    candidates = tuple(Candidate(tuple(range(length + 2)), length) for length in lengths)
-    return Example(candidates, gold, (), (), "", (gold,), value)
+def example(gold: int = 0, *, value: float | None = None, lengths: tuple[int, ...] = (1, 1)) -> EncodedExample:
+    candidates = tuple(EncodedCandidate(tuple(range(length + 2)), length) for length in lengths)
+    return EncodedExample(candidates, gold, (), (), "", (gold,), value)
 
 
 def drawn(n: int = 200, labels: int = 2) -> tuple[list[int], list[int]]:
@@ -104,7 +104,7 @@ def test_perplexity_is_the_inverse_geometric_mean_of_the_right_tokens_probabilit
     spec = spec_of({**load_task("sst2"), "metric": "perplexity"}, "mezo")
     examples = [example(0, lengths=(1, 2)), example(1, lengths=(1, 3))]
     scores = [[math.log(0.5), math.log(0.9)], [math.log(0.9), math.log(0.25)]]  # means per token
-    got = evaluate(spec, examples, Answers([0, 0], scores))["perplexity"]
+    got = evaluate(spec, examples, ModelAnswers([0, 0], scores))["perplexity"]
     assert got == pytest.approx((0.5 * 0.25**3) ** (-1 / 4))
 
 
@@ -122,16 +122,16 @@ def test_every_metric_says_what_it_is_and_refuses_lists_of_unlike_lengths(name: 
 def test_f1_of_a_classification_task_is_f1_and_not_accuracy() -> None:
     spec = spec_of({**load_task("mrpc"), "metric": "f1"}, "prge")
     examples = [example(gold) for gold in (1, 1, 1, 0)]
-    answers = Answers([1, 0, 0, 0], [[0.0, 0.0]] * 4)
+    answers = ModelAnswers([1, 0, 0, 0], [[0.0, 0.0]] * 4)
     assert evaluate(spec, examples, answers) == {"f1": pytest.approx(0.5)}  # accuracy is 0.5 of other rows
-    assert evaluate(spec, examples, Answers([1, 1, 1, 1], [[0.0, 0.0]] * 4)) == {"f1": pytest.approx(6 / 7)}
+    assert evaluate(spec, examples, ModelAnswers([1, 1, 1, 1], [[0.0, 0.0]] * 4)) == {"f1": pytest.approx(6 / 7)}
 
 
 def test_every_metric_of_a_task_is_computed_the_first_one_first() -> None:
     metrics = [{"name": "f1", "positive": 0}, "accuracy", "matthews", "perplexity"]
     spec = spec_of({**load_task("mrpc"), "metric": metrics}, "prge")
     predictions, golds = drawn(40)
-    got = evaluate(spec, [example(gold) for gold in golds], Answers(predictions, [[-1.0, -1.0]] * 40))
+    got = evaluate(spec, [example(gold) for gold in golds], ModelAnswers(predictions, [[-1.0, -1.0]] * 40))
     assert list(got) == ["f1", "accuracy", "matthews", "perplexity"]
     tp, fp, fn, tn = counts(predictions, golds, 0)
     assert got["f1"] == pytest.approx(2 * tp / (2 * tp + fp + fn))
@@ -141,7 +141,7 @@ def test_every_metric_of_a_task_is_computed_the_first_one_first() -> None:
 
 def test_scores_that_are_not_finite_give_metrics_that_are_not() -> None:
     spec = spec_of({**load_task("sst2"), "metric": ["accuracy", "matthews"]}, "mezo")
-    got = evaluate(spec, [example()], Answers([0], [[math.nan, 0.0]]))
+    got = evaluate(spec, [example()], ModelAnswers([0], [[math.nan, 0.0]]))
     assert list(got) == ["accuracy", "matthews"]
     assert all(map(math.isnan, got.values()))
 
@@ -201,16 +201,16 @@ def spec(**changes: Any) -> TaskSpec:
 
 def test_a_prediction_is_right_if_it_is_a_right_option_or_has_an_accepted_answers_words() -> None:
     none = [[0.0, 0.0]] * 3
-    several = Example((), 2, (), (), "", (0, 2))
+    several = EncodedExample((), 2, (), (), "", (0, 2))
     options = [example(0), example(1), several]
-    assert right(spec_of(load_task("sst2"), "mezo"), options, Answers([0, 0, 0], none)) == [True, False, True]
-    texts = [Example((), 0, answers, (), "") for answers in (("The cat", "a dog"), ("no",), ("yes", "no"))]
-    assert right(spec_of(load_task("squad"), "mezo"), texts, Answers([0] * 3, none, ["cat!", "nope", "No."])) == [
+    assert right(spec_of(load_task("sst2"), "mezo"), options, ModelAnswers([0, 0, 0], none)) == [True, False, True]
+    texts = [EncodedExample((), 0, answers, (), "") for answers in (("The cat", "a dog"), ("no",), ("yes", "no"))]
+    assert right(spec_of(load_task("squad"), "mezo"), texts, ModelAnswers([0] * 3, none, ["cat!", "nope", "No."])) == [
         True,
         False,
         True,
     ]
-    assert right(spec(), [example(value=1.0)], Answers([0], [[0.0, 0.0]])) == []
+    assert right(spec(), [example(value=1.0)], ModelAnswers([0], [[0.0, 0.0]])) == []
 
 
 def test_a_regression_trains_the_option_whose_value_is_nearest_and_keeps_the_number() -> None:
@@ -230,7 +230,7 @@ def test_a_regression_predicts_the_expected_value_over_its_options() -> None:
 def test_a_regression_is_scored_by_correlations_of_its_estimates() -> None:
     rows = [(0.0, [0.0, -9, -9, -9]), (2.4, [-9, -9, 0.0, -9]), (4.9, [-9, -9, -9, 0.0]), (1.2, [-9, 0.0, -9, -9])]
     examples = [example(value=value, lengths=(1, 1, 1, 1)) for value, _ in rows]
-    got = evaluate(spec(), examples, Answers([0] * 4, [scores for _, scores in rows]))
+    got = evaluate(spec(), examples, ModelAnswers([0] * 4, [scores for _, scores in rows]))
     assert got["pearson"] == pytest.approx(1, abs=1e-2)
     assert got["spearman"] == pytest.approx(1)
 

@@ -21,7 +21,7 @@ CHECKOUT = ("precision", "codes", "sparse", "gpu", "cluster", "shares")
 
 
 @dataclass(frozen=True)
-class Row:
+class RatioRow:
     """One row of the table: a ratio with its required value, its target and its limit.
 
     Args:
@@ -70,7 +70,7 @@ def host() -> dict[str, Any]:
     }
 
 
-def run(part: str, rounds: int) -> list[Row]:
+def run(part: str, rounds: int) -> list[RatioRow]:
     """Measure one part, or all parts of the engine; return the rows.
 
     Raises UserError for an unknown part, and for fewer than one round.
@@ -88,7 +88,7 @@ def run(part: str, rounds: int) -> list[Row]:
     return [row for name in chosen for row in resolve_name(PARTS[name])(rounds)]
 
 
-def text(rows: Sequence[Row]) -> str:
+def text(rows: Sequence[RatioRow]) -> str:
     """Format one line per row: the ratio, its required value, the target, and the limit."""
     lines = []
     for row in rows:
@@ -103,7 +103,7 @@ def unit_text(unit: str) -> str:
     return {"x": "x", "of": "x"}.get(unit, f" {unit}")
 
 
-def write(rows: Sequence[Row], path: Path) -> None:
+def write(rows: Sequence[RatioRow], path: Path) -> None:
     """Write the rows and their host as JSON. Raises UserError if the file cannot be written."""
     content = {"host": host(), "rows": [{**asdict(row), "reached": row.reached} for row in rows]}
     try:
@@ -113,11 +113,11 @@ def write(rows: Sequence[Row], path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """What one file holds: its host, and its rows by name."""
 
     host: Mapping[str, Any]
-    rows: Mapping[str, Row]
+    rows: Mapping[str, RatioRow]
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class Pair:
     """The rows of one name; None in the file without it."""
 
     name: str
-    a: Row | None
-    b: Row | None
+    a: RatioRow | None
+    b: RatioRow | None
 
     @property
     def percent(self) -> float | None:
@@ -147,7 +147,7 @@ class Pair:
         return self.a is not None and self.b is not None and self.a.reached and not self.b.reached
 
 
-def read(path: Path) -> Measured:
+def read(path: Path) -> Measurements:
     """Read a file that `bench --json` wrote. Raises UserError if it cannot be read, or is not such a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -156,7 +156,7 @@ def read(path: Path) -> Measured:
     except (ValueError, RecursionError):
         raise _other(path) from None
     try:
-        rows = [Row(**{one.name: row[one.name] for one in fields(Row)}) for row in content["rows"]]
+        rows = [RatioRow(**{one.name: row[one.name] for one in fields(RatioRow)}) for row in content["rows"]]
         host = dict(content["host"])
     except (TypeError, KeyError, ValueError):
         raise _other(path) from None
@@ -164,15 +164,15 @@ def read(path: Path) -> Measured:
     texts = [text for row in rows for text in (row.name, row.unit)]
     if not all(isinstance(value, (int, float)) for value in numbers) or not all(isinstance(t, str) for t in texts):
         raise _other(path)
-    return Measured(host, {row.name: row for row in rows})
+    return Measurements(host, {row.name: row for row in rows})
 
 
-def pairs(a: Measured, b: Measured) -> list[Pair]:
+def pairs(a: Measurements, b: Measurements) -> list[Pair]:
     """Return the rows of both files by name, in the order of A, then those that only B has."""
     return [Pair(name, a.rows.get(name), b.rows.get(name)) for name in dict.fromkeys((*a.rows, *b.rows))]
 
 
-def host_differences(a: Measured, b: Measured) -> list[tuple[str, Any, Any]]:
+def host_differences(a: Measurements, b: Measurements) -> list[tuple[str, Any, Any]]:
     """Return (what, A's, B's) for everything in which the hosts differ; None where a file does not say."""
     both = [(name, a.host.get(name), b.host.get(name)) for name in dict.fromkeys((*a.host, *b.host))]
     return [(name, one, other) for name, one, other in both if one != other]

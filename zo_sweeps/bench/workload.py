@@ -24,9 +24,9 @@ from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
-from zo_sweeps.tasks.encode import Candidate, Example
+from zo_sweeps.tasks.encode import EncodedCandidate, EncodedExample
 
 VOCABULARY = 32000
 LLAMA_58M = {  # 58.07 M parameters
@@ -42,17 +42,17 @@ LLAMA_58M = {  # 58.07 M parameters
 }
 
 
-def llama_58m() -> LanguageModel:
+def llama_58m() -> CausalModel:
     """Load the Llama of LLAMA_58M, fp32, on the CPU."""
     return load(Model(source=ModelSource.RANDOM, arch=LLAMA_58M), torch.float32, torch.device("cpu"))
 
 
-def demo() -> LanguageModel:
+def demo() -> CausalModel:
     """Load the demo model, fp32, on the CPU."""
     return load(Model(), torch.float32, torch.device("cpu"))
 
 
-def examples(lengths: Sequence[int], options: int, vocabulary: int = VOCABULARY) -> list[Example]:
+def examples(lengths: Sequence[int], options: int, vocabulary: int = VOCABULARY) -> list[EncodedExample]:
     """Return one example per prompt length in tokens, each with `options` answers of one token."""
     draw = random.Random(0)
 
@@ -60,23 +60,23 @@ def examples(lengths: Sequence[int], options: int, vocabulary: int = VOCABULARY)
         return draw.randrange(1, vocabulary)
 
     prompts = [tuple(token() for _ in range(tokens)) for tokens in lengths]
-    candidates = [tuple(Candidate((*prompt, token()), 1) for _ in range(options)) for prompt in prompts]
-    return [Example(each, gold=0, references=(), prompt_ids=(), text="") for each in candidates]
+    candidates = [tuple(EncodedCandidate((*prompt, token()), 1) for _ in range(options)) for prompt in prompts]
+    return [EncodedExample(each, gold=0, references=(), prompt_ids=(), text="") for each in candidates]
 
 
-def with_lora_fa(model: LanguageModel, rank: int, alpha: float) -> InstalledSpace:
+def with_lora_fa(model: CausalModel, rank: int, alpha: float) -> InstalledSpace:
     """Install LoRA-FA on q, k, v and o of every layer."""
     space = LoRAFA(rank=rank, alpha=alpha, targets=tuple("qkvo"))
     return space.install(model.module, list(model.target_modules(space.targets)), 0)
 
 
 @dataclass(frozen=True)
-class Steps:
+class BenchSteps:
     """Steps of a run over one batch, collated at each step as in a run."""
 
     model: Forwards
     space: InstalledSpace
-    examples: Sequence[Example]
+    examples: Sequence[EncodedExample]
     q: int = 1
     mode: Mode = Mode.SEQUENTIAL
     lr: float = 1e-6
@@ -108,7 +108,7 @@ class Steps:
 
 
 @torch.inference_mode()
-def mezo_loss(model: LanguageModel, examples: Sequence[Example]) -> float:
+def mezo_loss(model: CausalModel, examples: Sequence[EncodedExample]) -> float:
     """Return the cross-entropy over the candidates (of the answer token if there is one), one sequence per candidate.
 
     Logits and log-softmax at all positions, as in MeZO's released code.
@@ -125,7 +125,7 @@ def mezo_loss(model: LanguageModel, examples: Sequence[Example]) -> float:
 
 @torch.no_grad()
 def mezo_step(
-    model: LanguageModel, examples: Sequence[Example], seed: int, eps: float = 1e-3, lr: float = 1e-6
+    model: CausalModel, examples: Sequence[EncodedExample], seed: int, eps: float = 1e-3, lr: float = 1e-6
 ) -> float:
     """Take one step of MeZO's Algorithm 1: four passes over the parameters, each drawing all of z again."""
 

@@ -17,7 +17,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet import gateway, inventory, systemd
 from zo_sweeps.fleet import head as heads
 from zo_sweeps.fleet import worker as workers
-from zo_sweeps.fleet.inventory import HEADERS, Device, row_of
+from zo_sweeps.fleet.inventory import HEADERS, Machine, row_of
 from zo_sweeps.schedule.cluster import token_for_joining
 
 
@@ -157,6 +157,6 @@ def devices(given: Sequence[str]) -> int:
     return 0
 
 
-def show_devices(devices: Sequence[Device], to: Console, now: float) -> None:
+def show_devices(devices: Sequence[Machine], to: Console, now: float) -> None:
     """Print a row per machine at `now` (Unix seconds); on a narrow terminal a block each, without what is unknown."""
     listing(to, HEADERS, [row_of(one, now) for one in devices])

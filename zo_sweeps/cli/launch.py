@@ -21,7 +21,7 @@ from zo_sweeps.core.units import duration
 from zo_sweeps.methods.metric import Metric, Metrics
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.snapshot import Running, Snapshot
-from zo_sweeps.session.session import Progress, Result, View
+from zo_sweeps.session.session import ProgressDisplay, Result, View
 from zo_sweeps.tables import to_text
 
 STATUS_SECONDS = 15.0
@@ -145,7 +145,7 @@ class Terminal(View):
     def say(self, text: str) -> None:
         say(self._console, text)
 
-    def progress(self) -> contextlib.AbstractContextManager[Progress]:
+    def progress(self) -> contextlib.AbstractContextManager[ProgressDisplay]:
         return ProgressView(self._console)
 
     def result(self, plan: Plan, result: Result) -> None:

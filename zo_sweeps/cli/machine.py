@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from zo_sweeps.bench import measure
-from zo_sweeps.bench.measure import Row
+from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.cli.parser import Parser, grid_parser, parse
 from zo_sweeps.cli.text import console, counted, listing, say
 from zo_sweeps.config.composer import Composer
@@ -187,7 +187,7 @@ def bench(given: Sequence[str]) -> int:
     return 0
 
 
-def _compare(a: measure.Measured, b: measure.Measured, to: Console) -> int:
+def _compare(a: measure.Measurements, b: measure.Measurements, to: Console) -> int:
     """Print the rows of two files side by side and how their hosts differ; return 1 if B lost a goal that A reached."""
     both = measure.pairs(a, b)
     rows = [(one.name, _value(one.a), _value(one.b), _change(one), _goal(one)) for one in both]
@@ -203,7 +203,7 @@ def _compare(a: measure.Measured, b: measure.Measured, to: Console) -> int:
     return int(lost > 0)
 
 
-def _value(row: Row | None) -> str:
+def _value(row: RatioRow | None) -> str:
     return "–" if row is None else f"{row.ratio:.4g}{measure.unit_text(row.unit)}"
 
 

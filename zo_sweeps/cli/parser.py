@@ -16,7 +16,7 @@ from zo_sweeps.core.errors import UserError
 if TYPE_CHECKING:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.commands import Command
-    from zo_sweeps.results.past_sweeps import Reading
+    from zo_sweeps.results.past_sweeps import ReadablePlan
 
 DEFAULT_GRID = "quickstart"
 EXAMPLES = """\
@@ -122,7 +122,7 @@ def compose(options: argparse.Namespace) -> tuple[Composer, Command]:
     return Composer(overrides, options.config_dir), Command.of(overrides, options.config_dir)
 
 
-def read(options: argparse.Namespace) -> Reading:
+def read(options: argparse.Namespace) -> ReadablePlan:
     """Return the plan to read results by: of the last sweep of the grid, if at most a grid is named.
 
     Raises UserError for bad input, or if nothing has been run in the state folder.

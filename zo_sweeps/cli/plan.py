@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console
 
 from zo_sweeps.cli.parser import compose, grid_parser, parse
-from zo_sweeps.cli.text import SOME, Group, console, counted, each, grouped, listing, say, say_group, some
+from zo_sweeps.cli.text import SOME, Sentences, console, counted, each, grouped, listing, say, say_group, some
 from zo_sweeps.core.document import to_text
 from zo_sweeps.core.units import bytes_text, count_text, duration, joules_text
 from zo_sweeps.results.facts import PlanFacts, PlannedTrial, plan_facts
@@ -108,7 +108,7 @@ def show_limits(plan: PlanFacts, to: Console, *, whole: bool) -> None:
         say(to, "`plan --trials` prints every one of these sentences, and `plan --json` the trials of each")
 
 
-def _where(group: Group, trials: Mapping[str, PlannedTrial], names: Sequence[str]) -> str:
+def _where(group: Sentences, trials: Mapping[str, PlannedTrial], names: Sequence[str]) -> str:
     """Return the trials that a sentence holds for, by number and by the rows or columns that they are in."""
     if len(group.holds) == len(trials):
         return f"all {counted(len(trials), 'trial')}" if len(trials) > 1 else "1 trial"

@@ -131,7 +131,7 @@ ALIKE = 0.6  # share of the words in which two sentences must agree
 
 
 @dataclass
-class Group:
+class Sentences:
     """Sentences of one pattern, and the things that any of them holds for, in order."""
 
     texts: list[str]
@@ -152,25 +152,25 @@ class Group:
         ]
 
 
-def each(lines: Mapping[str, Sequence[str]]) -> list[Group]:
+def each(lines: Mapping[str, Sequence[str]]) -> list[Sentences]:
     """Return every sentence, with the things that it holds for, as a group of its own."""
-    return [Group([text], list(holds)) for text, holds in lines.items()]
+    return [Sentences([text], list(holds)) for text, holds in lines.items()]
 
 
-def grouped(lines: Mapping[str, Sequence[str]]) -> list[Group]:
+def grouped(lines: Mapping[str, Sequence[str]]) -> list[Sentences]:
     """Return sentences, with the things that each holds for, as groups of one pattern, in the order of the first."""
-    groups: list[Group] = []
+    groups: list[Sentences] = []
     for text, holds in lines.items():
         group = next((one for one in groups if _alike(one.text.split(), text.split())), None)
         if group is None:
-            groups.append(Group([text], list(holds)))
+            groups.append(Sentences([text], list(holds)))
         else:
             group.texts.append(text)
             group.holds += [one for one in holds if one not in group.holds]
     return groups
 
 
-def say_group(to: Console, line: str, group: Group) -> None:
+def say_group(to: Console, line: str, group: Sentences) -> None:
     """Print a line on a group, and how many sentences more it stands for."""
     say(to, line)
     if group.others:

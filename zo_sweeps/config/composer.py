@@ -30,7 +30,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.budget import Budget
 from zo_sweeps.methods.definition import Locate, options, read
 from zo_sweeps.methods.executor import Executor
-from zo_sweeps.methods.parts import Method
+from zo_sweeps.methods.parts import NamedMethod
 from zo_sweeps.methods.precision import FASTEST, OWN
 
 MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the members of an axis
@@ -247,7 +247,7 @@ class Composer:
     def member_of(self, method: str, axis: str) -> str | None:
         """Return the member of an axis that a method's preset chooses; None if its trials do not use the axis."""
         preset = self._cached((("method", method),))
-        kind = Method.read(preset["method"], "method", self.locate({"method": method})).kind
+        kind = NamedMethod.read(preset["method"], "method", self.locate({"method": method})).kind
         return str(preset[axis]["name"]) if axis in kind.parts else None
 
     def _drop(self, composed: Mapping[str, Any], choices: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ from zo_sweeps.core.files import reading
 MOST, DEEPEST = 1 << 18, 100  # entries, with every alias written out; the largest packaged file has 1,300
 
 
-class Files(FileConfigSource):
+class ParsedFiles(FileConfigSource):
     """Hydra's own source of files, which would parse each file anew for every composition."""
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -39,7 +39,7 @@ class Files(FileConfigSource):
 def use() -> None:
     """Have Hydra read files in this way from now on. Idempotent."""
     Plugins.instance()  # registers Hydra's own source first
-    SourcesRegistry.instance().types[Files.scheme()] = Files
+    SourcesRegistry.instance().types[ParsedFiles.scheme()] = ParsedFiles
 
 
 Loaded = tuple[Any, dict[str, str | None], dict[str, Any]]
@@ -82,7 +82,7 @@ def _loaded(path: Path, _changed: int, _size: int) -> Loaded:
         raise _nested(path)
     config = OmegaConf.create(tree or {})
     plain: Any = OmegaConf.to_container(config)
-    return config, Files._get_header_dict(text[:512]), {str(key): value for key, value in plain.items()}
+    return config, ParsedFiles._get_header_dict(text[:512]), {str(key): value for key, value in plain.items()}
 
 
 def _nested(path: Path) -> UserError:

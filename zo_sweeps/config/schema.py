@@ -17,7 +17,7 @@ from zo_sweeps.methods.budget import Budget
 from zo_sweeps.methods.definition import hints, options, write
 from zo_sweeps.methods.evaluation import Evaluation
 from zo_sweeps.methods.executor import Executor
-from zo_sweeps.methods.parts import Data, Device, Gradients, Model, Prompt, Split, Train
+from zo_sweeps.methods.parts import Data, Device, Gradients, Model, PromptOptions, Split, Train
 
 # Groups that only choose their own sub-tree: each option is composed once, in however many trials it is combined.
 OWN_TREE = ("model", "task", "prompt", "precision", "device")
@@ -30,7 +30,7 @@ TRIAL_GROUPS = OWN_TREE + METHOD
 # Parts that Hydra checks; the others are untyped until the member is known.
 TYPED = {
     "model": Model,
-    "prompt": Prompt,
+    "prompt": PromptOptions,
     "device": Device,
     "evaluation": Evaluation,
     "train": Train,

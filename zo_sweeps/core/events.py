@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from zo_sweeps.core.shape import MalformedError, S, Shape, item
-from zo_sweeps.core.trial import DEPTH, FACTS, LONG, NAME, NUMBERS, Measured, Outcome, Sharing, Trial
+from zo_sweeps.core.trial import DEPTH, FACTS, LONG, NAME, NUMBERS, DeviceRecord, Outcome, Sharing, Trial
 
 LIST = 10**6  # entries
 FINITE = 2.0**40  # of times and readings, which are neither infinite nor NaN
@@ -73,7 +73,7 @@ class Start(Event, kind="start"):
     profile: str | None = item(None, most=NAME)
 
     def __post_init__(self) -> None:
-        Measured.read(self.device)
+        DeviceRecord.read(self.device)
         if not isinstance(self.versions.get("packages", {}), dict):
             raise MalformedError("wrong 'versions'")
 

@@ -64,7 +64,7 @@ class Config(Protocol):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredConfig:
     """A configuration from a file or another process: JSON, not parsed yet."""
 
     data: Mapping[str, Any]
@@ -134,7 +134,7 @@ class Trial:
         shared = None if data.get("shared_steps") is None else SharedSteps(**data["shared_steps"])
         needed = {name: value for name, value in data["needs"].items() if name in Needs.__dataclass_fields__}
         needs = Needs(**{**needed, "tools": tuple(needed.get("tools", ()))})
-        read = {"config": Stored(data["config"]), "needs": needs, "shared_steps": shared}
+        read = {"config": StoredConfig(data["config"]), "needs": needs, "shared_steps": shared}
         return cls(**{**known, **read})
 
 
@@ -236,7 +236,7 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
 
 
 @dataclass(frozen=True)
-class Measured(Shape):
+class DeviceRecord(Shape):
     """What an `Outcome.device` says that is read; it may say more."""
 
     kind: str = item("", most=NAME)
@@ -253,7 +253,7 @@ class Measured(Shape):
     gpus: tuple[Mapping[str, Any], ...] = item(())
     versions: Mapping[str, Any] = item(dict, entries=FACTS)
     load: Mapping[str, float] = item(dict)
-    earlier: tuple[Measured, ...] = item((), entries=FACTS)
+    earlier: tuple[DeviceRecord, ...] = item((), entries=FACTS)
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class Outcome(Shape):
     unmeasured: Mapping[str, str] = item(dict, entries=NUMBERS, most=LONG)
 
     def __post_init__(self) -> None:
-        Measured.read(self.device)
+        DeviceRecord.read(self.device)
 
 
 @dataclass(frozen=True)

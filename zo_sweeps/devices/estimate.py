@@ -28,7 +28,7 @@ def logits_bytes(rows: float, positions: float, vocabulary: int) -> float:
     return 2 * FP32 * rows * positions * vocabulary
 
 
-class Rows(NamedTuple):
+class ForwardRows(NamedTuple):
     """The rows of a forward: tokens, padding included; texts; tokens of a row that several texts share (0: none is)."""
 
     tokens: float
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
     shared: int = 0
 
 
-NO_ROWS = Rows(0, 0)
+NO_ROWS = ForwardRows(0, 0)
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Batches:
     """
 
     longest: int
-    step: Rows
-    scoring: Rows = NO_ROWS
+    step: ForwardRows
+    scoring: ForwardRows = NO_ROWS
     points: int = 1
     all_logits: bool = False
     longest_row: int = 0
@@ -223,7 +223,7 @@ class _Forwards:
     attended: float
     rank: int
 
-    def scoring(self, rows: Rows) -> dict[Part, float]:
+    def scoring(self, rows: ForwardRows) -> dict[Part, float]:
         """Return the parts of a forward that scores rows."""
         return self._largest(rows, rows.texts, INDEX * (3 * rows.tokens + 16 * rows.texts))
 
@@ -235,7 +235,7 @@ class _Forwards:
             head_moves: whether the head's weight is one of these.
         """
         points, (tokens, texts, shared) = batches.points, batches.step
-        rows = Rows(points * tokens, points * texts, shared)
+        rows = ForwardRows(points * tokens, points * texts, shared)
         ids = INDEX * (3 * tokens * (1 + (points if points > 1 else 0)) + 8 * points * batches.places)
         if moved is None:
             return self._largest(rows, points * batches.places, ids)
@@ -244,7 +244,7 @@ class _Forwards:
         return self._largest(rows, batches.places, ids, moved, moved * head_moves)
 
     def _largest(
-        self, rows: Rows, places: float, ids: float, moved: float = 0, head: float = 0, written: float = 0
+        self, rows: ForwardRows, places: float, ids: float, moved: float = 0, head: float = 0, written: float = 0
     ) -> dict[Part, float]:
         arch, b = self.arch, self.value_bytes
         width, inner, vocabulary = arch.width, arch.inner, arch.vocabulary
@@ -327,7 +327,7 @@ def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: i
     them is held at a time. At Llama-2-7B's width, two layers in bf16 and T = 512: 751 MiB over 479. Not measured on a
     GPU.
     """
-    batches = Batches(tokens, Rows(tokens, 1), all_logits=answer_tokens > 1)
+    batches = Batches(tokens, ForwardRows(tokens, 1), all_logits=answer_tokens > 1)
     weights = arch.parameters * value_bytes
     one_layer = sum(_backward(replace(arch, layers=1), value_bytes, batches).values())
     inputs = arch.layers * tokens * arch.width * value_bytes

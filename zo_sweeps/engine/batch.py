@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.engine.packing import MULTIPLE, pack, padded_to
-from zo_sweeps.engine.prompts import Group, groups
+from zo_sweeps.engine.prompts import TextGroup, groups
 
 
 class Candidate(Protocol):
@@ -133,7 +133,7 @@ def collate(
             lengths.append(candidate.answer_length)
             slot_of.append(b * slots + slot)
     apart = masked or not packed
-    units = groups(known, owner) if shared and not apart else [Group([text]) for text in range(len(known))]
+    units = groups(known, owner) if shared and not apart else [TextGroup([text]) for text in range(len(known))]
     sizes = [sum(len(known[t]) for t in unit.texts) - (len(unit.texts) - 1) * unit.prompt for unit in units]
     rows = [[unit] for unit in range(len(units))] if apart else pack(sizes, multiple_of)
     T = padded_to(max(sum(sizes[unit] for unit in row) for row in rows), multiple_of)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.engine.evaluate import Objective
-from zo_sweeps.engine.layers.weight_only import Codes
+from zo_sweeps.engine.layers.weight_only import WeightCodes
 
 
 class LossNoise:
@@ -93,7 +93,7 @@ def _deviation(values: Sequence[float]) -> float:
 @contextmanager
 def _rounded_anew(module: nn.Module) -> Iterator[None]:
     layers = list(module.modules())
-    levels = max((layer.spacing for layer in layers if isinstance(layer, Codes)), default=0.0)
+    levels = max((layer.spacing for layer in layers if isinstance(layer, WeightCodes)), default=0.0)
     shaken = partial(_shaken, levels)
     hooks = [layer.register_forward_hook(shaken) for layer in layers if isinstance(layer, nn.Embedding)]
     try:

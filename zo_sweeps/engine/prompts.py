@@ -10,14 +10,14 @@ from zo_sweeps.engine.packing import SAVING
 Text = tuple[int, ...]  # its tokens
 
 
-class Group(NamedTuple):
+class TextGroup(NamedTuple):
     """Texts (by index) that stand one after the other, all but the first without their first `prompt` tokens."""
 
     texts: list[int]
     prompt: int = 0
 
 
-def groups(texts: Sequence[Text], examples: Sequence[int]) -> list[Group]:
+def groups(texts: Sequence[Text], examples: Sequence[int]) -> list[TextGroup]:
     """Return the texts of each example as a group if they share a prompt; every other text as one by itself.
 
     Args:
@@ -26,10 +26,10 @@ def groups(texts: Sequence[Text], examples: Sequence[int]) -> list[Group]:
     of_example: dict[int, list[int]] = {}
     for text, example in enumerate(examples):
         of_example.setdefault(example, []).append(text)
-    made: list[Group] = []
+    made: list[TextGroup] = []
     for members in of_example.values():
         prompt = shared_tokens([texts[text] for text in members])
-        made += [Group(members, prompt)] if prompt else [Group([text]) for text in members]
+        made += [TextGroup(members, prompt)] if prompt else [TextGroup([text]) for text in members]
     return made
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zo_sweeps.methods import registry
 
 if TYPE_CHECKING:
-    from zo_sweeps.fleet.inventory import Device
+    from zo_sweeps.fleet.inventory import Machine
     from zo_sweeps.schedule.ray_private import Head
 
 PORT = 7443
@@ -42,7 +42,7 @@ class Gateway(Protocol):
     def publish(self, head: Head, folder: Path) -> None:
         """Leave the note on its agents at the head, for drivers and `devices`."""
 
-    def devices(self, note: Any) -> Sequence[Device]:
+    def devices(self, note: Any) -> Sequence[Machine]:
         """Return the agents of such a note."""
 
     def revoke(self, folder: Path, name: str) -> None:

@@ -23,7 +23,7 @@ STALE = 30.0  # seconds after which a driver's note on its trials is ignored
 
 
 @dataclass
-class Device:
+class Machine:
     """One machine."""
 
     name: str = key("its name")
@@ -42,19 +42,19 @@ class Device:
 
 
 @dataclass
-class ListedDevice(Device):
+class ListedDevice(Machine):
     """One machine, and what it can run."""
 
     can: Sequence[str] = key("capabilities: cuda, precisions and updates tried there, executorch, tools", ())
 
 
-def read(head: Head) -> list[Device]:
+def read(head: Head) -> list[Machine]:
     """Return every machine that the head knows, once each: the head first, then live machines, then dead ones.
 
     Agents that the head's gateway knows are among them. Raises UserError where these need a package that is missing.
     """
     notes = head.notes(NODE)
-    devices: dict[str, Device] = {}
+    devices: dict[str, Machine] = {}
     runs: dict[str, list[str]] = {}
     for note in head.notes(RUNS).values():
         if time.time() - note["time"] < STALE:
@@ -63,7 +63,7 @@ def read(head: Head) -> list[Device]:
     for node in sorted(head.nodes(), key=lambda node: bool(node["Alive"])):
         lent, identity = node_of(node), node["Labels"].get(ID_LABEL, node["NodeID"])
         facts = notes.pop(identity, None) or (devices[identity].facts if identity in devices else {})
-        devices[identity] = Device(
+        devices[identity] = Machine(
             name=lent.name,
             device=lent.device,
             state="leaving" if node["Leaving"] and node["Alive"] else "up" if node["Alive"] else "gone",
@@ -96,7 +96,7 @@ def connect(address: str | None, token_file: str | None, state_dir: Path, worker
     return Head(address, token_environment(token_for_joining(token_file, worker_dir / "worker")))
 
 
-def row_of(device: Device, now: float) -> list[str]:
+def row_of(device: Machine, now: float) -> list[str]:
     """Return the cells of a machine below HEADERS, `now` in Unix seconds, also if its facts cannot be read."""
     try:
         return row(device, now)
@@ -104,12 +104,12 @@ def row_of(device: Device, now: float) -> list[str]:
         return row(replace(device, facts={}), now)
 
 
-def listed(devices: Sequence[Device]) -> list[ListedDevice]:
+def listed(devices: Sequence[Machine]) -> list[ListedDevice]:
     """Return the devices with what each can run."""
     return [ListedDevice(**vars(one), can=capabilities(one.facts)) for one in devices]
 
 
-def row(one: Device, now: float) -> list[str]:
+def row(one: Machine, now: float) -> list[str]:
     """Return a machine's row of the table; an unknown value is a dash."""
     facts = one.facts
     versions = facts.get("versions", {})

@@ -175,14 +175,14 @@ class Device(Checked):
 
 
 @dataclass(frozen=True)
-class Method:
+class NamedMethod:
     """A named method and its kind of trial. In JSON, the kind's options are keys next to `name` and `kind`."""
 
     name: str = option("mezo", "name in conf/method", identity=False)
     kind: Kind = field(kw_only=True)
 
     @classmethod
-    def read(cls, data: Any, path: str = "", locate: Locate = NOWHERE) -> Method:
+    def read(cls, data: Any, path: str = "", locate: Locate = NOWHERE) -> NamedMethod:
         """Read {name, kind, options of the kind}. Raises UserError for an unknown kind or option."""
         if not isinstance(data, Mapping):
             raise UserError(f"{path}={data!r} is not a mapping", where=locate(path))
@@ -279,7 +279,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptOptions:
     """The task's prompt: its wording, and whether the options of an example are computed from one forward of it."""
 
     name: str = option("mezo", "dialect of the task")

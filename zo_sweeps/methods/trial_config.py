@@ -15,7 +15,7 @@ from zo_sweeps.methods.definition import NOWHERE, Definition, Locate, identity, 
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Evaluation
 from zo_sweeps.methods.objective import OWN
-from zo_sweeps.methods.parts import Data, Device, Gradients, Method, Model, Prompt, Split, Train
+from zo_sweeps.methods.parts import Data, Device, Gradients, Model, NamedMethod, PromptOptions, Split, Train
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.precision import Precision
 from zo_sweeps.methods.space import Space
@@ -46,10 +46,10 @@ class TrialConfig:
 
     model: Model
     task: Task
-    prompt: Prompt
+    prompt: PromptOptions
     precision: Precision
     device: Device
-    method: Method
+    method: NamedMethod
     estimator: Estimator
     perturbation: Perturbation
     space: Space

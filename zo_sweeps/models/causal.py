@@ -20,7 +20,7 @@ from zo_sweeps.models.package import Package
 from zo_sweeps.models.projection import features, logits_of
 
 
-class LanguageModel:
+class CausalModel:
     """A Hugging Face causal language model with frozen weights, in evaluation mode, and its tokenizer.
 
     Args:
@@ -257,7 +257,7 @@ def _branches(positions: Tensor) -> tuple[Tensor, Tensor]:
     return first, positions.gather(1, first)
 
 
-class MaskedLanguageModel(LanguageModel):
+class MaskedLanguageModel(CausalModel):
     """A Hugging Face masked language model with frozen weights, in evaluation mode, and its tokenizer.
 
     Raises UserError if the tokenizer has no mask token, or pads with another id than the model: RoBERTa counts its

@@ -20,7 +20,7 @@ from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.models import families, identity
-from zo_sweeps.models.causal import LanguageModel, MaskedLanguageModel
+from zo_sweeps.models.causal import CausalModel, MaskedLanguageModel
 from zo_sweeps.models.checkpoint import read_checkpoint_info
 from zo_sweeps.models.identity import DEMO, folder_of, repo_of, revision_of
 from zo_sweeps.models.package import Package
@@ -37,7 +37,7 @@ HARMLESS = re.compile(
 
 def load(
     model: Model, dtype: torch.dtype, device: torch.device | str, codes: WeightOnlyPrecision | None = None
-) -> LanguageModel:
+) -> CausalModel:
     """Load the model of a configuration: weights frozen, in evaluation mode, stored as `dtype` on `device`.
 
     With `codes`, the projections of the blocks are stored as its codes. Each is encoded as soon as it is read, on the
@@ -69,8 +69,8 @@ def load(
 
 def _wrapped(
     module: Any, tokenizer: Any, masked: bool, commit: str = "", package: Package | None = None
-) -> LanguageModel:
-    return (MaskedLanguageModel if masked else LanguageModel)(module, tokenizer, commit, package)
+) -> CausalModel:
+    return (MaskedLanguageModel if masked else CausalModel)(module, tokenizer, commit, package)
 
 
 def _class_of(masked: bool) -> Any:
@@ -273,7 +273,7 @@ def _unset(like: Tensor) -> Tensor:
     return torch.full_like(like, torch.nan if like.is_floating_point() else 0, device="cpu")
 
 
-def device_map(model: LanguageModel, devices: Sequence[torch.device]) -> dict[str, torch.device]:
+def device_map(model: CausalModel, devices: Sequence[torch.device]) -> dict[str, torch.device]:
     """Return the device of each layer, and of each submodule outside the layers, by qualified name.
 
     All but the layers (embedding, last norm, head) is on the first device, where batches and losses are. The layers
@@ -294,7 +294,7 @@ def device_map(model: LanguageModel, devices: Sequence[torch.device]) -> dict[st
     return placed
 
 
-def divide(model: LanguageModel, devices: Sequence[torch.device]) -> None:
+def divide(model: CausalModel, devices: Sequence[torch.device]) -> None:
     """Move the model's parts to `devices`, and what each reads to where it is; results are as on one device.
 
     Cost: the hidden states, [N, T, D], and their gradients move once from each device to the next. One device computes

@@ -27,7 +27,7 @@ VALUES = ".values"
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredMask:
     """A mask, the entries of the weights that it was computed from, layer by layer, and the mask's fingerprint."""
 
     masks: Masks
@@ -47,7 +47,7 @@ def folder() -> Path:
     return cache_folder() / "masks"
 
 
-def get(key: Mapping[str, Any], find: Callable[[], Stored], where: Path | None = None) -> Stored:
+def get(key: Mapping[str, Any], find: Callable[[], StoredMask], where: Path | None = None) -> StoredMask:
     """Return the mask of `key`; `find` computes it if the store has none.
 
     Concurrent trials wait for the one that computes it, by a lock that its process releases even when killed. A file
@@ -82,7 +82,7 @@ def stored() -> Iterator[Cached]:
             yield Cached("mask", mark, tuple(paths[:2]), paths[2])
 
 
-def _read(store: Path, name: str) -> Stored | None:
+def _read(store: Path, name: str) -> StoredMask | None:
     from safetensors import SafetensorError
 
     try:
@@ -94,16 +94,16 @@ def _read(store: Path, name: str) -> Stored | None:
     return stored if whole else None
 
 
-def read_file(file: Path) -> Stored:
+def read_file(file: Path) -> StoredMask:
     """Return the mask in a file. Raises OSError, SafetensorError or KeyError if it holds none."""
     from safetensors.torch import load_file
 
     tensors = load_file(str(file))
     masks = {layer: index.long() for layer, index in tensors.items() if not layer.endswith(VALUES)}
-    return Stored(masks, {layer: tensors[layer + VALUES] for layer in masks})
+    return StoredMask(masks, {layer: tensors[layer + VALUES] for layer in masks})
 
 
-def _write(store: Path, name: str, stored: Stored, key: Mapping[str, Any]) -> None:
+def _write(store: Path, name: str, stored: StoredMask, key: Mapping[str, Any]) -> None:
     masks = stored.masks
     write_file(store / f"{name}.safetensors", stored)
     entries = sum(map(len, masks.values()))
@@ -111,7 +111,7 @@ def _write(store: Path, name: str, stored: Stored, key: Mapping[str, Any]) -> No
     replace_text(store / f"{name}.json", json.dumps(sidecar, indent=2, sort_keys=True) + "\n")
 
 
-def write_file(file: Path, stored: Stored) -> None:
+def write_file(file: Path, stored: StoredMask) -> None:
     """Write a mask to a file, which appears by rename."""
     from safetensors.torch import save_file
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from zo_sweeps.models.causal import LanguageModel
-    from zo_sweeps.models.mask_store import Stored
+    from zo_sweeps.models.causal import CausalModel
+    from zo_sweeps.models.mask_store import StoredMask
 
 FILE, MASK, CODES = "package.json", "mask.safetensors", "codes-"
 SHARD = 2**28  # bytes of codes per file, at least, except the last
@@ -36,7 +36,7 @@ Codes = tuple[str, Mapping[str, "Tensor"]]  # a layer's qualified name, and the 
 
 
 @dataclass(frozen=True)
-class Contents:
+class PackageContents:
     """What package.json says.
 
     Args:
@@ -66,7 +66,7 @@ class Package:
     """A package in a folder."""
 
     folder: Path
-    contents: Contents
+    contents: PackageContents
 
     @property
     def codes(self) -> str:
@@ -92,7 +92,7 @@ class Package:
                 for layer, keys in of_layer.items():
                     yield layer, {key.rpartition(".")[2]: file.get_tensor(key) for key in keys}
 
-    def mask(self) -> Stored:
+    def mask(self) -> StoredMask:
         """Return the mask, and the values of its entries in the plain weights."""
         from zo_sweeps.models.mask_store import read_file
 
@@ -113,7 +113,7 @@ def read(folder: Path) -> Package | None:
     try:
         stored = json.loads((folder / FILE).read_text(encoding="utf-8"))
         mark = stored.pop("fingerprint")
-        contents = Contents(**stored)
+        contents = PackageContents(**stored)
         plain = all(Path(name).name == name for name in contents.files)  # no file elsewhere
         good = mark == contents.fingerprint and plain and isinstance(contents.precision, dict)
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def of(model: Model) -> Package | None:
 
 
 def write(
-    folder: Path, model: LanguageModel, codes: Iterable[Codes], precision: Precision, made_from: str, text: str
+    folder: Path, model: CausalModel, codes: Iterable[Codes], precision: Precision, made_from: str, text: str
 ) -> None:
     """Write a package without a mask into an empty folder.
 
@@ -153,10 +153,10 @@ def write(
     with quiet():
         module.save_pretrained(str(folder), state_dict=others, safe_serialization=True)
         model.tokenizer.save_pretrained(str(folder))
-    _describe(folder, Contents(precision.to_json(), made_from, text, None, {}, _versions()))
+    _describe(folder, PackageContents(precision.to_json(), made_from, text, None, {}, _versions()))
 
 
-def add_mask(folder: Path, stored: Stored, found_from: Mapping[str, Any], text: str) -> None:
+def add_mask(folder: Path, stored: StoredMask, found_from: Mapping[str, Any], text: str) -> None:
     """Add a mask to the package in a folder.
 
     Args:
@@ -195,7 +195,7 @@ def _write_codes(folder: Path, codes: Iterable[Codes]) -> set[str]:
     return coded
 
 
-def _describe(folder: Path, contents: Contents) -> None:
+def _describe(folder: Path, contents: PackageContents) -> None:
     """Write package.json, with the digests of the files as they are."""
     names = sorted(path.name for path in folder.iterdir() if path.name != FILE)
     contents = replace(contents, files={name: _digest(folder / name) for name in names})

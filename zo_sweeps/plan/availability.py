@@ -16,7 +16,7 @@ from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.identity import ModelStatus, status
 from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
-from zo_sweeps.plan.planned_memory import Tokens, gold_only, memory_of, tokens_forwarded, too_long
+from zo_sweeps.plan.planned_memory import RowTokens, gold_only, memory_of, tokens_forwarded, too_long
 from zo_sweeps.plan.texts import fingerprint_texts
 from zo_sweeps.tasks.data import DataStatus, check, drawn_marks
 from zo_sweeps.tasks.encode import room_of
@@ -170,7 +170,7 @@ class Places:
 
     def _rows(
         self, config: TrialConfig, model: ModelStatus, data: DataStatus, most: int
-    ) -> tuple[list[str], Tokens | None]:
+    ) -> tuple[list[str], RowTokens | None]:
         """Return (remarks on rows of more than `most` tokens, the tokens of rows), where data and tokenizer are here.
 
         Raises UserError if no text fits, or rows cannot be encoded.
@@ -178,7 +178,7 @@ class Places:
         if config.method.kind.generates:
             return [], None
 
-        def count() -> tuple[list[str], Tokens | None]:
+        def count() -> tuple[list[str], RowTokens | None]:
             spec, tokenizer, folder = _spec(config), model.tokenizer, data.folder
             room_of(spec, most, len(model.front))
             if tokenizer is None or folder is None:
@@ -248,7 +248,7 @@ def _lengths(config: TrialConfig, data: DataStatus, most: int) -> tuple[float, i
     return (min(most, mean * texts), int(min(most, longest * texts))) if mean else (most, most)
 
 
-def _forwarded(config: TrialConfig, counted: Tokens | None, most: int, gold_only: bool) -> float:
+def _forwarded(config: TrialConfig, counted: RowTokens | None, most: int, gold_only: bool) -> float:
     """Return the mean tokens of a row; 0 where they are not counted. A trial may show solved examples before it."""
     mean = 0.0 if counted is None else counted.mean(gold_only)
     return min(mean * (1 + config.method.kind.shown), max(most, mean))

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zo_sweeps.core.memory_parts import Part
-from zo_sweeps.devices.estimate import RUNTIME_BYTES, Batches, Rows, finding_memory, memory_by_part
+from zo_sweeps.devices.estimate import RUNTIME_BYTES, Batches, ForwardRows, finding_memory, memory_by_part
 from zo_sweeps.engine.packing import CAPACITY, MULTIPLE, grouped, pack, padded_to
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
@@ -77,7 +77,7 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
     return long, True
 
 
-class Tokens(NamedTuple):
+class RowTokens(NamedTuple):
     """Tokens of a row of a task's folder, with its candidates, which are one text where only their last token differs.
 
     Args:
@@ -96,7 +96,7 @@ class Tokens(NamedTuple):
         """Return the mean tokens that are forwarded of a row."""
         return statistics.fmean(map(sum, self.gold if gold_only else self.scored))
 
-    def of_step(self, rows: int, packed: bool, apart: int, gold_only: bool) -> Rows:
+    def of_step(self, rows: int, packed: bool, apart: int, gold_only: bool) -> ForwardRows:
         """Return the largest of DRAWS batches of `rows` rows.
 
         Args:
@@ -107,40 +107,42 @@ class Tokens(NamedTuple):
         padded = padded_to(self.longest, MULTIPLE)
         if not packed:
             texts = rows * (1 if gold_only else apart)
-            return Rows(texts * padded, texts)
-        return max(_drawn(self.gold if gold_only else self.scored, rows), Rows(padded, 1))
+            return ForwardRows(texts * padded, texts)
+        return max(_drawn(self.gold if gold_only else self.scored, rows), ForwardRows(padded, 1))
 
-    def of_scoring(self, rows: int, packed: bool, apart: int) -> Rows:
+    def of_scoring(self, rows: int, packed: bool, apart: int) -> ForwardRows:
         """Return the largest forward that scores `rows` rows; arguments as for `of_step`."""
         padded = padded_to(self.longest, MULTIPLE)
         if not packed:
             tokens = min(rows * apart * padded, max(SCORED_TOKENS, padded))
-            return Rows(tokens, tokens / padded)
-        return max(_scored(self.scored, rows), Rows(padded, 1))
+            return ForwardRows(tokens, tokens / padded)
+        return max(_scored(self.scored, rows), ForwardRows(padded, 1))
 
 
 @cache
-def _drawn(sample: tuple[tuple[int, ...], ...], rows: int) -> Rows:
+def _drawn(sample: tuple[tuple[int, ...], ...], rows: int) -> ForwardRows:
     random = Random(0)
     return max(_together(random.choices(sample, k=rows)) for _ in range(DRAWS))
 
 
 @cache
-def _scored(sample: tuple[tuple[int, ...], ...], rows: int) -> Rows:
+def _scored(sample: tuple[tuple[int, ...], ...], rows: int) -> ForwardRows:
     every = [sample[i % len(sample)] for i in range(rows)]
     sizes = [(len(texts), max(texts)) for texts in every]
     return max(_together([every[i] for i in group]) for group in grouped(sizes, SCORED_TOKENS))
 
 
-def _together(rows: Sequence[tuple[int, ...]]) -> Rows:
+def _together(rows: Sequence[tuple[int, ...]]) -> ForwardRows:
     """Return what one forward holds of the rows' texts, with the last token of each, which is not forwarded."""
     lengths = [length for texts in rows for length in texts]
     packed = pack(lengths, MULTIPLE)
     one = padded_to(max(sum(lengths[text] for text in row) for row in packed), MULTIPLE)
-    return Rows(len(packed) * one, len(lengths), one if len(packed) < len(lengths) else 0)
+    return ForwardRows(len(packed) * one, len(lengths), one if len(packed) < len(lengths) else 0)
 
 
-def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, front: tuple[int, ...]) -> Tokens:
+def tokens_forwarded(
+    spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, front: tuple[int, ...]
+) -> RowTokens:
     """Return the tokens of a task's folder's rows. Padding is not counted.
 
     Raises UserError if a row cannot be encoded.
@@ -167,7 +169,7 @@ def tokens_forwarded(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: i
     longest = [texts for some in lines.values() for _, texts in map(lengths, heapq.nlargest(LONGEST, some, key=len))]
     gold, every = tuple((own,) for own, _ in taken), tuple(tuple(texts) for _, texts in taken)
     most = [*every, *longest]
-    return Tokens(every, gold, max(map(len, most)), max(map(max, most)) - 1)
+    return RowTokens(every, gold, max(map(len, most)), max(map(max, most)) - 1)
 
 
 def _lines(folder: Path, split: str) -> list[bytes]:
@@ -189,7 +191,7 @@ def _most_bytes(spec: TaskSpec) -> Callable[[int], float]:
 
 
 def memory_of(
-    config: TrialConfig, model: ModelStatus, counted: Tokens | None, longest: int, trainable: int
+    config: TrialConfig, model: ModelStatus, counted: RowTokens | None, longest: int, trainable: int
 ) -> tuple[int, Mapping[Part, float], int]:
     """Return (estimated peak, its parts, of a program the peak of the light client)."""
     arch, kind, space, precision = model.arch, config.method.kind, config.space, config.precision
@@ -199,7 +201,7 @@ def memory_of(
     rows = train.batch or 1
     longest_row = max(CAPACITY, longest) if train.packing else longest
     together = 0 if kind.generates else min(examples, max(SCORED_TOKENS / longest, 1))
-    stepped, scored = Rows(rows * longest, rows), Rows(together * longest, together)
+    stepped, scored = ForwardRows(rows * longest, rows), ForwardRows(together * longest, together)
     if counted is not None and not kind.shown:
         longest = counted.longest
         fits = not arch.masked and not arch.no_packing

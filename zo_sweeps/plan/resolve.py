@@ -16,7 +16,7 @@ from zo_sweeps.devices.speed import format_times
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Locate, options, read
 from zo_sweeps.methods.kind import Kind
-from zo_sweeps.methods.parts import Device, Method, Model, ModelSource
+from zo_sweeps.methods.parts import Device, Model, ModelSource, NamedMethod
 from zo_sweeps.methods.precision import FASTEST, OWN, Precision
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.expand import Setting, expand
@@ -114,7 +114,7 @@ def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts
     def where(key: str) -> str:
         return given.get(key) or located(key)
 
-    kind = Method.read(tree["method"], "method", where).kind
+    kind = NamedMethod.read(tree["method"], "method", where).kind
     _scale(tree, composer.run.scale, kind, {*forced, *setting.promise.of_column})  # what a column fixes, no scale cuts
     if tree["split"]["seed"] is None:
         tree["split"]["seed"] = tree["seed"]

@@ -13,7 +13,7 @@ from zo_sweeps.config.schema import GridConfig, RunConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.trial import Stored, Trial
+from zo_sweeps.core.trial import StoredConfig, Trial
 from zo_sweeps.methods.definition import convert, hints
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Cell, Plan, by_line
@@ -91,7 +91,7 @@ def load(data: Mapping[str, Any], run: RunConfig) -> Plan:
         typed = {name: parts[name][index] for name, index in entry["config"].items()}
         trial = Trial.from_json({**entry, "config": plain})
         whole = all(value is not None for value in typed.values())
-        every[trial.trial_id] = replace(trial, config=TrialConfig(**typed) if whole else Stored(plain))
+        every[trial.trial_id] = replace(trial, config=TrialConfig(**typed) if whole else StoredConfig(plain))
     extents = {(block, column): (settings, seeds) for block, column, settings, seeds in data.get("extents", ())}
     return Plan(
         config=replace(run, grid=GridConfig.read(data["grid"])),

@@ -357,7 +357,7 @@ def gradients(events: Sequence[Event]) -> dict[int, SquaredGradients]:
 
 
 @dataclass(frozen=True)
-class Predictions:
+class RowPredictions:
     """The predictions of one trial.
 
     Args:
@@ -369,7 +369,7 @@ class Predictions:
     right: tuple[bool, ...]
 
 
-def predictions(events: Sequence[Event]) -> Predictions | None:
+def predictions(events: Sequence[Event]) -> RowPredictions | None:
     """Return a trial's predictions at its selected step.
 
     None if it has none: it did not succeed, predicts numbers, or was run before predictions were kept.
@@ -377,4 +377,4 @@ def predictions(events: Sequence[Event]) -> Predictions | None:
     test = tested(events)
     if test is None or not test.examples:
         return None
-    return Predictions(test.rows or "", unpacked(test.right or "", test.examples))
+    return RowPredictions(test.rows or "", unpacked(test.right or "", test.examples))

@@ -19,7 +19,7 @@ from zo_sweeps.core.errors import UserError, nothing_run
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_client import SweepRuns, is_temporary, reason, silence
-from zo_sweeps.record.sweep_book import Contents, SweepBook, SweepInfo, books
+from zo_sweeps.record.sweep_book import BookContents, SweepBook, SweepInfo, books
 
 EVERY_SECONDS = 2.0  # between uploads, which take at most a tenth of a core
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # between attempts to reach the store
@@ -220,7 +220,7 @@ def sync(state_dir: str | os.PathLike[str], uri: str | None = None, say: Callabl
         os.close(lock)
 
 
-def _send(book: Contents, folder: Path, uri: str | None, say: Callable[[str], None]) -> int:
+def _send(book: BookContents, folder: Path, uri: str | None, say: Callable[[str], None]) -> int:
     """Send one sweep. A trial that the store refuses, or whose journal is damaged, does not block the others."""
     runs = SweepRuns(uri, book.experiment, book.sweep, book.began, folder)
     sent, problems = 0, []

@@ -34,7 +34,7 @@ class SweepInfo:
 
 
 @dataclass(frozen=True)
-class Contents:
+class BookContents:
     """The contents of a book.
 
     `began`: when the sweep was first run (Unix seconds). `final`: the end of its last run; None if that run did not
@@ -82,14 +82,14 @@ class SweepBook:
         self._journal.close()
 
 
-def books(state_dir: str | os.PathLike[str]) -> Iterator[Contents]:
+def books(state_dir: str | os.PathLike[str]) -> Iterator[BookContents]:
     """Iterate over the books of the sweeps that were run in a state directory, by ascending sweep_id."""
     for sweep_id in sorted(_paths(state_dir)):
         if contents := book(state_dir, sweep_id):
             yield contents
 
 
-def book(state_dir: str | os.PathLike[str], sweep_id: str) -> Contents | None:
+def book(state_dir: str | os.PathLike[str], sweep_id: str) -> BookContents | None:
     """Return the book of a sweep; None if there is none. Raises UserError if it is damaged."""
     path = _paths(state_dir).get(sweep_id)
     events = _events(Journal(path)) if path else []
@@ -99,7 +99,7 @@ def book(state_dir: str | os.PathLike[str], sweep_id: str) -> Contents | None:
     trials = [Trial.from_json(event.trial) for event in only(AddedTrial, events)]
     final = events[-1] if isinstance(events[-1], FinishedSweep) else None
     last = headers[-1]
-    return Contents(last.experiment, SweepInfo(**last.sweep), headers[0].time, trials, final)
+    return BookContents(last.experiment, SweepInfo(**last.sweep), headers[0].time, trials, final)
 
 
 def find_trial(state_dir: str | os.PathLike[str], name: str) -> Trial:

@@ -11,7 +11,7 @@ from typing import Any
 from zo_sweeps.core.document import key
 from zo_sweeps.core.place import apart, distinct, under_load, unknown
 from zo_sweeps.core.trial import COSTS, Trial
-from zo_sweeps.record.journal import JournalStore, Predictions, predictions, trail
+from zo_sweeps.record.journal import JournalStore, RowPredictions, predictions, trail
 from zo_sweeps.record.sweep_book import find_trial
 from zo_sweeps.results.tables import places_of
 from zo_sweeps.schedule.ledger import Standing, read_standing
@@ -56,7 +56,7 @@ class Compared(TrialRecord):
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """A setting in which the two differ."""
 
     setting: str = key("its name, such as update.lr")
@@ -102,7 +102,7 @@ class Comparison:
 
     a: Compared = key("the first trial")
     b: Compared = key("the second trial")
-    differences: Sequence[Difference] = key("the settings in which they differ")
+    differences: Sequence[SettingDifference] = key("the settings in which they differ")
     measured: Sequence[BothMeasured] = key("their measurements")
     evaluated: Sequence[BothEvaluated] = key("their evaluations on dev, by name and step")
     predicted: BothPredicted | None = key("their test predictions; null, if they cannot be compared")
@@ -142,7 +142,7 @@ def compare(state_dir: Path, names: Sequence[str]) -> Comparison:
     return Comparison(
         a,
         b,
-        differences=[Difference(*parts) for parts in differences(a.configuration, b.configuration)],
+        differences=[SettingDifference(*parts) for parts in differences(a.configuration, b.configuration)],
         measured=_measured(a.metrics, b.metrics, alike=not apart(places)),
         evaluated=[
             BothEvaluated(name, step, one.get(step), two.get(step))
@@ -163,7 +163,7 @@ def _measured(one: Mapping[str, float], two: Mapping[str, float], *, alike: bool
     return [BothMeasured(name, one.get(name), two.get(name), difference(name)) for name in dict.fromkeys((*one, *two))]
 
 
-def _predicted(one: Predictions | None, two: Predictions | None) -> BothPredicted | str:
+def _predicted(one: RowPredictions | None, two: RowPredictions | None) -> BothPredicted | str:
     """Return the comparison of two trials' test predictions, or the reason why there is none."""
     if one is None or two is None:
         return f"none of {' and '.join(letter for letter, has in zip('AB', (one, two), strict=True) if has is None)}"
@@ -230,7 +230,7 @@ def _runs(table: Table, block: str, journals: JournalStore) -> Mapping[tuple[str
     return runs
 
 
-def of_cell(cell: TableCell, journals: JournalStore) -> list[Predictions]:
+def of_cell(cell: TableCell, journals: JournalStore) -> list[RowPredictions]:
     """Return the test predictions of a cell's runs, of those that have any."""
     made = (predictions(journals.read(trial_id)) for trial_id in cell.trial_ids)
     return [one for one in made if one is not None]

@@ -20,7 +20,7 @@ from zo_sweeps.results.past_trials import EarlierTrial, earlier, lines, listed
 from zo_sweeps.schedule import budget
 from zo_sweeps.schedule.budget import Predicted
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
-from zo_sweeps.schedule.prediction import Predictions, predictions, slots_here, speed_here
+from zo_sweeps.schedule.prediction import TimePredictions, predictions, slots_here, speed_here
 from zo_sweeps.schedule.snapshot import LiveRun, read_live
 
 MISSING = "missing"
@@ -62,7 +62,7 @@ class PlannedTrial:
 
 
 @dataclass(frozen=True)
-class Line:
+class Statement:
     """A sentence that holds for some trials."""
 
     text: str = key("the sentence")
@@ -94,8 +94,8 @@ class PlanFacts:
     rows: Sequence[PlannedRow] = key("the grid's rows")
     largest: str = key("id of the trial that needs the most memory")
     largest_parts_bytes: Mapping[str, int] = key("its estimated memory by part, with that of the process")
-    obstacles: Sequence[Line] = key("every reason why trials cannot run here, the most frequent first")
-    notes: Sequence[Line] = key("what limits trials")
+    obstacles: Sequence[Statement] = key("every reason why trials cannot run here, the most frequent first")
+    notes: Sequence[Statement] = key("what limits trials")
     caveats: Sequence[str] = key("how the trials differ from the grid as written")
     over_budget: Sequence[str] = key("a sentence on each cap of `budget` that the plan cannot hold, as predicted")
     order: str = key("the sizes of the rounds in which trials are started; empty: one round, in grid order")
@@ -140,8 +140,8 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         largest_parts_bytes={**parts, "process": largest.needs.memory_bytes - sum(parts.values())}
         if largest and parts
         else {},
-        obstacles=[Line(why, ids) for why, ids in plan.obstacles.items()],
-        notes=[Line(remark, ids) for remark, ids in by_line(plan.remarks).items()],
+        obstacles=[Statement(why, ids) for why, ids in plan.obstacles.items()],
+        notes=[Statement(remark, ids) for remark, ids in by_line(plan.remarks).items()],
         caveats=plan.caveats,
         over_budget=budget.over(caps, len(plan.trials), spent(plan, standing), Predicted(to_go, joules_left))
         if caps.has_cap
@@ -152,7 +152,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
     )
 
 
-def _rows(plan: Plan, standing: Standing, guess: Predictions) -> list[PlannedRow]:
+def _rows(plan: Plan, standing: Standing, guess: TimePredictions) -> list[PlannedRow]:
     rows = []
     for block in plan.grid.blocks:
         mine = [plan.every[i] for i in _ids(plan, block)]
@@ -175,7 +175,7 @@ def _rows(plan: Plan, standing: Standing, guess: Predictions) -> list[PlannedRow
     return rows
 
 
-def _trials(plan: Plan, standing: Standing, guess: Predictions) -> list[PlannedTrial]:
+def _trials(plan: Plan, standing: Standing, guess: TimePredictions) -> list[PlannedTrial]:
     first = {cell.trial_id: cell for cell in reversed(plan.cells)}
     return [
         PlannedTrial(
@@ -197,7 +197,7 @@ def _trials(plan: Plan, standing: Standing, guess: Predictions) -> list[PlannedT
     ]
 
 
-def _to_go(guess: Predictions, left: Sequence[Trial], slots: int | None) -> float | None:
+def _to_go(guess: TimePredictions, left: Sequence[Trial], slots: int | None) -> float | None:
     """Return the seconds that trials take on slots: at least those of the longest, and the start of a process each."""
     seconds = [guess.seconds(trial) for trial in left]
     total, known = _sum(seconds), [one for one in seconds if one is not None]
@@ -339,7 +339,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class DevEvaluation:
     """An evaluation of a trial."""
 
     split: str = key("dev, or test with the selected weights")
@@ -358,7 +358,7 @@ class TrialFacts(TrialRecord):
     caveats: Sequence[str] = key("how the sweep differs from the grid as written")
     differs: Mapping[str, Any] = key("settings in which trials of the grid differ -> this trial's value")
     attempts: Sequence[Attempt] = key("the attempts that a node has reported")
-    evaluations: Sequence[Evaluation] = key("by split and step")
+    evaluations: Sequence[DevEvaluation] = key("by split and step")
     unmeasured: Mapping[str, str] = key("how names of metrics begin that could not be measured -> the reason")
     other_code: bool = key("whether it was measured with other code than today's")
     traceback: str = key("of a failure")
@@ -396,7 +396,7 @@ def trial_facts(plan: Plan, name: str) -> TrialFacts:
         },
         attempts=[Attempt(*place) for place in places(events)],
         evaluations=[
-            Evaluation(split, step, scores.loss, scores.metric)
+            DevEvaluation(split, step, scores.loss, scores.metric)
             for (split, step), scores in sorted(evals(events).items())
         ],
         unmeasured=ended.unmeasured if ended else {},

@@ -18,7 +18,7 @@ from zo_sweeps.schedule.ledger import must_have_run, read_standing
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadablePlan:
     """A plan to read results by.
 
     Args:
@@ -38,7 +38,7 @@ def save(plan: Plan, composer: Composer, state_dir: Path, sweep_id: str) -> None
     stored.save(beside_written(plan, composer), state_dir, sweep_id)
 
 
-def read(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, has_run: bool = False) -> Reading:
+def read(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, has_run: bool = False) -> ReadablePlan:
     """Return the plan of the last sweep that a command means (see `recall`); without one, the command's plan of today.
 
     Model and data may be absent, and the folders of a recorded command too.
@@ -55,11 +55,11 @@ def read(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, has_run: 
         if has_run and not (composer.run.folder / FOLDER).is_dir():
             must_have_run(composer.run.folder)
         plan = build(composer)
-        return _noted(Reading(plan, composer, command, tuple(_not_run(plan))))
+        return _noted(ReadablePlan(plan, composer, command, tuple(_not_run(plan))))
     return of_sweep(command, config_dirs)
 
 
-def of_sweep(command: Command, config_dirs: Sequence[str] = ()) -> Reading:
+def of_sweep(command: Command, config_dirs: Sequence[str] = ()) -> ReadablePlan:
     """Return the plan of a sweep that was run, as it was launched.
 
     Args:
@@ -79,7 +79,7 @@ def of_sweep(command: Command, config_dirs: Sequence[str] = ()) -> Reading:
     return _noted(replace(reading, notes=tuple(notes)))
 
 
-def as_launched(command: Command, config_dirs: Sequence[str] = ()) -> Reading:
+def as_launched(command: Command, config_dirs: Sequence[str] = ()) -> ReadablePlan:
     """Return the same without what has changed since. Plans nothing, unless the sweep has no record."""
     data = stored.record(state_dir_of(command), command.sweep_id)
     try:
@@ -89,13 +89,13 @@ def as_launched(command: Command, config_dirs: Sequence[str] = ()) -> Reading:
             raise
         there = [one for one in (*command.config_dirs, *config_dirs) if Path(one).is_dir()]
         composer = Composer([command.overrides[-1]], there)
-        return Reading(stored.load(data, composer.run), composer, command, (_cannot_plan(error),))
+        return ReadablePlan(stored.load(data, composer.run), composer, command, (_cannot_plan(error),))
     if data is None:  # launched by a version without this record
-        return Reading(build(composer), composer, command)
-    return Reading(stored.load(data, composer.run), composer, command)
+        return ReadablePlan(build(composer), composer, command)
+    return ReadablePlan(stored.load(data, composer.run), composer, command)
 
 
-def _noted(reading: Reading) -> Reading:
+def _noted(reading: ReadablePlan) -> ReadablePlan:
     """Return a reading that says too which results of its folder it does not show."""
     folder = reading.plan.config.folder
     lost = [f"{path} cannot be read: its sweep is not found by its command" for path in unreadable(folder)]

@@ -17,13 +17,13 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Start
-from zo_sweeps.core.trial import Stored, Trial
+from zo_sweeps.core.trial import StoredConfig, Trial
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan import stored
 from zo_sweeps.plan.build import Cell, Plan
 from zo_sweeps.record.commands import Launched, recallable
 from zo_sweeps.record.journal import JournalStore, first_event
-from zo_sweeps.record.sweep_book import Contents, book
+from zo_sweeps.record.sweep_book import BookContents, book
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import TrialRecord, flat, recorded
 from zo_sweeps.results.imported import appended
@@ -43,7 +43,7 @@ class EarlierTrial(TrialRecord):
 
 
 @dataclass(frozen=True)
-class Group:
+class PastTrials:
     """Such trials of one sweep and version, with their cells in its grid; "" where something is not known."""
 
     ids: tuple[str, ...]
@@ -55,7 +55,7 @@ class Group:
     cells: Sequence[Cell] = ()
 
 
-def earlier(plan: Plan, standing: Standing) -> list[Group]:
+def earlier(plan: Plan, standing: Standing) -> list[PastTrials]:
     """Return the finished trials of a plan's state folder that neither the plan nor a recorded sweep shows.
 
     Cost: nothing without such trials; with them, the records of the folder's sweeps and the first lines of journals.
@@ -108,7 +108,7 @@ def listed(plan: Plan, standing: Standing) -> list[EarlierTrial]:
     alike = {trial_id: (trial, _used(trial)) for trial_id, trial in plan.every.items()}
     return [
         EarlierTrial(
-            **{**recorded(group.trials.get(trial_id, Trial(trial_id, Stored({}))), standing), "grid": group.grid},
+            **{**recorded(group.trials.get(trial_id, Trial(trial_id, StoredConfig({}))), standing), "grid": group.grid},
             made_by=group.made_by,
             like=_like(group.trials[trial_id], alike) if trial_id in group.trials else "",
         )
@@ -162,9 +162,9 @@ def _kept(folder: Path, grid: str) -> dict[str, Launched]:
     }
 
 
-def _group(plan: Plan, sweep_id: str, made_by: str, ids: Sequence[str]) -> Group:
+def _group(plan: Plan, sweep_id: str, made_by: str, ids: Sequence[str]) -> PastTrials:
     """Return what the record of a sweep says of some of its trials, or else its book."""
-    folder, group = plan.config.folder, Group(tuple(ids), sweep_id, made_by)
+    folder, group = plan.config.folder, PastTrials(tuple(ids), sweep_id, made_by)
     if contents := _book(folder, sweep_id):
         trials, info = {trial.trial_id: trial for trial in contents.trials if trial.trial_id in ids}, contents.sweep
         group = replace(group, grid=info.grid, command=info.command, trials=trials, cells=_cells(plan, trials))
@@ -177,7 +177,7 @@ def _group(plan: Plan, sweep_id: str, made_by: str, ids: Sequence[str]) -> Group
     return group
 
 
-def _book(folder: Path, sweep_id: str) -> Contents | None:
+def _book(folder: Path, sweep_id: str) -> BookContents | None:
     with contextlib.suppress(UserError, KeyError, TypeError):  # damaged, or of a version with other keys
         return book(folder, sweep_id)
     return None
@@ -240,7 +240,7 @@ def _finished(n: int) -> str:
     return "1 finished trial is" if n == 1 else f"{n} finished trials are"
 
 
-def _counts(plan: Plan, groups: Sequence[Group]) -> list[str]:
+def _counts(plan: Plan, groups: Sequence[PastTrials]) -> list[str]:
     """Return a line for each version and grid that trials are of."""
     counts: Counter[tuple[str, str]] = Counter()
     for group in groups:

@@ -17,7 +17,7 @@ from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.chart_data import chart_library, quantiles, rows_data
 from zo_sweeps.results.findings import findings
-from zo_sweeps.results.past_sweeps import Reading, of_sweep
+from zo_sweeps.results.past_sweeps import ReadablePlan, of_sweep
 from zo_sweeps.results.past_trials import of_grids
 from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
 from zo_sweeps.tables.html import STYLE, document
@@ -146,7 +146,7 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
 
 
 def _sweep(
-    sweep: Launched, reading: Reading, standing: Standing, state_dir: Path
+    sweep: Launched, reading: ReadablePlan, standing: Standing, state_dir: Path
 ) -> tuple[dict[str, Any], str, dict[str, Any]]:
     """Return a sweep's entry in the index, its report, and its rows for the comparison."""
     plan, composer = reading.plan, reading.composer

@@ -19,7 +19,7 @@ from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.run.gradients import Gradients
+from zo_sweeps.run.gradients import GradientMeter
 from zo_sweeps.run.runner import Runner, Work
 
 
@@ -72,7 +72,7 @@ class Backpropagation(Runner):
         events = self._steps(space, bench.batch, steps=train.steps, eval_every=train.eval_every)
         gradients = None
         if self.config.gradients.samples:
-            gradients = Gradients(self.config, bench.model, bench.splits.train, bench.evaluated)
+            gradients = GradientMeter(self.config, bench.model, bench.splits.train, bench.evaluated)
             self._record(gradients, 0)
         measured = self.recorder.measured
         if self.config.method.kind.multiplied_in is not None:
@@ -110,7 +110,7 @@ class Backpropagation(Runner):
                 joules=self.recorder.energy.joules,
             )
 
-    def _record(self, gradients: Gradients, step: int) -> None:
+    def _record(self, gradients: GradientMeter, step: int) -> None:
         """Measure the squared gradients after a step, and report them unless an earlier attempt did."""
         recorder = self.recorder
         try:

@@ -31,8 +31,8 @@ from zo_sweeps.methods.objective import Objective
 from zo_sweeps.methods.space import Found
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import mask_store
-from zo_sweeps.models.causal import LanguageModel
-from zo_sweeps.tasks.encode import Candidate, Example
+from zo_sweeps.models.causal import CausalModel
+from zo_sweeps.tasks.encode import EncodedCandidate, EncodedExample
 
 
 def zeros(shapes: Mapping[str, torch.Size], device: torch.device) -> Mapping[str, Tensor]:
@@ -90,10 +90,10 @@ class Mapped(Mapping[str, Tensor]):
 
 def sensitive_mask(
     config: TrialConfig,
-    loaded: Callable[[], LanguageModel],
-    plain: Callable[[], LanguageModel],
+    loaded: Callable[[], CausalModel],
+    plain: Callable[[], CausalModel],
     layers: Sequence[str],
-    examples: Sequence[Example],
+    examples: Sequence[EncodedExample],
     objective: Objective,
     *,
     scores: Mapping[str, Tensor] | None = None,
@@ -134,7 +134,7 @@ def sensitive_mask(
         key["split"] = identity(config.split)
     del model  # so that `plain` can free it
 
-    def find(step: int) -> mask_store.Stored:
+    def find(step: int) -> mask_store.StoredMask:
         source = plain()
         weights = _weights(source, layers)
         if scores is not None:
@@ -143,14 +143,14 @@ def sensitive_mask(
             each = _losses(source, samples, objective, taken)
             with checkpointed(source.blocks):
                 found = masks.sensitive(weights, each, space.density, space.scope, space.score, _zeros(source))
-        return mask_store.Stored(found, {name: weights[name].detach().view(-1)[i] for name, i in found.items()})
+        return mask_store.StoredMask(found, {name: weights[name].detach().view(-1)[i] for name, i in found.items()})
 
     first = mask_store.get(key, lambda: find(0))
     return Found(first.masks, first.values, lambda step: find(step).masks), first.fingerprint
 
 
 def text_sensitivities(
-    model: LanguageModel, layers: Sequence[str], samples: Sequence[Example], taken: Callable[[int], None]
+    model: CausalModel, layers: Sequence[str], samples: Sequence[EncodedExample], taken: Callable[[int], None]
 ) -> Mapping[str, Tensor]:
     """Return layer -> the mean squared gradient of every entry of its weight, fp32, as the weight is stored.
 
@@ -163,7 +163,7 @@ def text_sensitivities(
         return masks.squared_gradients(_weights(model, layers), each, zeros=_zeros(model))
 
 
-class Gradients:
+class GradientMeter:
     """The squared gradients of a trial's task during training: [grad F(w)]_i^2 of every linear layer.
 
     Args:
@@ -177,7 +177,7 @@ class Gradients:
     """
 
     def __init__(
-        self, config: TrialConfig, model: LanguageModel, examples: Sequence[Example], objective: Objective
+        self, config: TrialConfig, model: CausalModel, examples: Sequence[EncodedExample], objective: Objective
     ) -> None:
         self._config, self._model, self._objective = config, model, objective
         self._examples = list(examples[: config.gradients.samples])
@@ -200,23 +200,23 @@ class Gradients:
         covered |= {name: sensitivity.covered(scores, mask) for name, mask in self._static.items()}
         return {**asdict(curve), "covered": covered}
 
-    def _scores(self, samples: Sequence[Example], objective: Objective) -> Mapping[str, Tensor]:
+    def _scores(self, samples: Sequence[EncodedExample], objective: Objective) -> Mapping[str, Tensor]:
         model, each = self._model, _losses(self._model, samples, objective)
         with checkpointed(model.blocks):
             return sensitivity.gradient_of_mean(model.module, self._weights, each, _zeros(model))
 
 
-def _zeros(model: LanguageModel) -> masks.Zeros:
+def _zeros(model: CausalModel) -> masks.Zeros:
     return partial(zeros, device=_device(model))
 
 
-def _device(model: LanguageModel) -> torch.device:
+def _device(model: CausalModel) -> torch.device:
     return next(model.module.parameters()).device
 
 
 def _losses(
-    model: LanguageModel,
-    samples: Sequence[Example],
+    model: CausalModel,
+    samples: Sequence[EncodedExample],
     objective: Objective,
     taken: Callable[[int], None] = lambda done: None,
 ) -> Iterator[Callable[[], Tensor]]:
@@ -227,15 +227,15 @@ def _losses(
         yield partial(_loss, model, batch, objective)
 
 
-def _loss(model: LanguageModel, batch: Batch, objective: Objective) -> Tensor:
+def _loss(model: CausalModel, batch: Batch, objective: Objective) -> Tensor:
     return objective.loss(losses.token_logprobs(model, batch), batch)[0]
 
 
-def _weights(model: LanguageModel, modules: Sequence[str]) -> dict[str, Any]:
+def _weights(model: CausalModel, modules: Sequence[str]) -> dict[str, Any]:
     return {name: model.module.get_submodule(name).weight for name in modules}
 
 
-def text_samples(text: str, samples: int, length: int, folder: str | None, model: LanguageModel) -> list[Example]:
+def text_samples(text: str, samples: int, length: int, folder: str | None, model: CausalModel) -> list[EncodedExample]:
     """Return the first `samples` documents of two tokens or more, truncated; all tokens but the first are the answer.
 
     Args:
@@ -246,14 +246,14 @@ def text_samples(text: str, samples: int, length: int, folder: str | None, model
     """
     file = Path(folder or ".").expanduser() / text
     length = min(length, model.max_positions)
-    documents: list[Example] = []
+    documents: list[EncodedExample] = []
     try:
         with file.open(encoding="utf-8") as lines:
             for line in lines:
                 ids = model.tokenizer(json.loads(line)["text"], add_special_tokens=False)["input_ids"]
                 ids = (*model.front, *ids)[:length]
                 if len(ids) > 1:
-                    documents.append(Example((Candidate(ids, len(ids) - 1),), 0, (), (), ""))
+                    documents.append(EncodedExample((EncodedCandidate(ids, len(ids) - 1),), 0, (), (), ""))
                 if len(documents) == samples:
                     return documents
     except OSError as error:

@@ -24,9 +24,9 @@ from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import load_codes, package
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
-from zo_sweeps.models.mask_store import Stored
+from zo_sweeps.models.mask_store import StoredMask
 from zo_sweeps.run.gradients import sensitive_mask, text_samples, text_sensitivities
 
 Progress = Callable[[str, int, int], None]  # what is done, how many of them are, of how many
@@ -109,7 +109,7 @@ def make(config: TrialConfig, device: torch.device, folder: Path, progress: Prog
                 taken = lambda done: progress("gradients for the mask", done, settings.samples)
                 mask, _ = sensitive_mask(config, plain, plain, layers, (), Tokens(), scores=scores, taken=taken)
                 found_from = write({"targets": space.layers, **space.found_from})
-                package.add_mask(part, Stored(mask.masks, mask.values), found_from, config.data.text_fingerprint)
+                package.add_mask(part, StoredMask(mask.masks, mask.values), found_from, config.data.text_fingerprint)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}") from None
     made = package.read(folder)
@@ -123,7 +123,7 @@ def _same_samples(precision: Any, space: Any) -> bool:
     return samples[0] == samples[1] and space.score == "fisher"
 
 
-def write_trained(config: TrialConfig, model: LanguageModel, folder: Path) -> None:
+def write_trained(config: TrialConfig, model: CausalModel, folder: Path) -> None:
     """Write a model whose codes, scales or entries are trained as a package without a mask.
 
     Args:

@@ -23,7 +23,7 @@ from zo_sweeps.devices.probe import probe
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.layers.sparse import Sparse
-from zo_sweeps.engine.layers.weight_only import Codes
+from zo_sweeps.engine.layers.weight_only import WeightCodes
 from zo_sweeps.engine.train import Evaluated, StepDone, evaluated_at
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.points import NoiseKey
@@ -46,7 +46,7 @@ def at_peak(bench: Workbench, space: InstalledSpace | None, work: Work) -> Mappi
         for part, tensor in space.tensors():
             tensors.claim(tensor, part)
     for module in bench.model.module.modules():
-        if isinstance(module, Codes):
+        if isinstance(module, WeightCodes):
             for part, buffer in module.tensors():
                 tensors.claim(buffer, part)
     for tensor in bench.model.stored():
@@ -205,7 +205,7 @@ class Untrained(Runner):
 GENERATION_ROUNDS = 3  # timed, after one warm-up
 
 
-class Generation(Runner):
+class TimedGeneration(Runner):
     """A timed continuation of a text, with the sparse delta merged into the weights or as a separate sparse product."""
 
     def run(self) -> None:

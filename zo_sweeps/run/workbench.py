@@ -35,15 +35,15 @@ from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import Found, InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import package
-from zo_sweeps.models.causal import LanguageModel, MaskedLanguageModel
+from zo_sweeps.models.causal import CausalModel, MaskedLanguageModel
 from zo_sweeps.models.load import divide, load
 from zo_sweeps.run.gradients import sensitive_mask
 from zo_sweeps.run.packages import prepared
 from zo_sweeps.run.recorder import Recorder
 from zo_sweeps.tasks.data import Row, digest_rows, load_splits
-from zo_sweeps.tasks.encode import Demonstrator, Example, demonstration, encode, encode_masked
+from zo_sweeps.tasks.encode import Demonstrator, EncodedExample, demonstration, encode, encode_masked
 from zo_sweeps.tasks.local_rows import facts, mark
-from zo_sweeps.tasks.scoring import Answers, cut, evaluate, right
+from zo_sweeps.tasks.scoring import ModelAnswers, cut, evaluate, right
 from zo_sweeps.tasks.spec import TaskSpec
 
 
@@ -52,7 +52,7 @@ class Warm:
     """The cached base model; `dirty` once a trial has moved its weights."""
 
     key: str
-    model: LanguageModel
+    model: CausalModel
     dirty: bool = False
 
 
@@ -61,9 +61,9 @@ class EncodedSplits:
     """A task's splits as tokens, the digest of the test split's rows, and the facts of `tasks.local_rows`."""
 
     spec: TaskSpec
-    train: list[Example]
-    dev: list[Example]
-    test: list[Example]
+    train: list[EncodedExample]
+    dev: list[EncodedExample]
+    test: list[EncodedExample]
     test_rows: str
     facts: Mapping[str, float]
 
@@ -83,7 +83,7 @@ def torch_device(profile: Device) -> str:
     return "cpu"
 
 
-def base_model(config: TrialConfig, warm_key: str, devices: Sequence[torch.device]) -> LanguageModel:
+def base_model(config: TrialConfig, warm_key: str, devices: Sequence[torch.device]) -> CausalModel:
     """Return the base model: the cached one if it has this `warm_key` and its weights have not been moved.
 
     On several devices it is loaded in main memory, and divided over them.
@@ -103,7 +103,7 @@ def base_model(config: TrialConfig, warm_key: str, devices: Sequence[torch.devic
     return warm.model
 
 
-def plain_model(config: TrialConfig, device: torch.device) -> LanguageModel:
+def plain_model(config: TrialConfig, device: torch.device) -> CausalModel:
     """Return the base model with its weights themselves, also if the trial stores codes; it takes the place of `warm`.
 
     The caller must hold no other reference to the cached model.
@@ -123,7 +123,7 @@ def _drop() -> None:
         gc.collect()
 
 
-def examples(config: TrialConfig, model: LanguageModel) -> EncodedSplits:
+def examples(config: TrialConfig, model: CausalModel) -> EncodedSplits:
     """Return the trial's splits, encoded or from the cache."""
     length = min(config.train.max_length, model.max_positions - config.space.positions)
     shown = config.method.kind.shown
@@ -137,7 +137,7 @@ def examples(config: TrialConfig, model: LanguageModel) -> EncodedSplits:
         solved = [demonstration(spec, row) for row in splits.train] if shown else []
         icl = Demonstrator(spec, solved, shown, config.seed, model.tokenizer, length, front=model.front)
 
-        def encoded(split: str, rows: Iterable[Mapping[str, Any]]) -> list[Example]:
+        def encoded(split: str, rows: Iterable[Mapping[str, Any]]) -> list[EncodedExample]:
             if isinstance(model, MaskedLanguageModel):
                 return [encode_masked(spec, row, model.tokenizer, length) for row in rows]
             if shown and split != "train":
@@ -178,7 +178,7 @@ class Workbench:
         if self.device.type == "cuda" and recorder.trial.needs.gpus > 1:
             self.devices = [torch.device("cuda", i) for i in range(recorder.trial.needs.gpus)]
             self.device = self.devices[0]
-        self.scorer: Callable[[Sequence[Example]], Scored] | None = None
+        self.scorer: Callable[[Sequence[EncodedExample]], Scored] | None = None
         self.began_elsewhere = False
 
     def load(self) -> None:
@@ -257,7 +257,7 @@ class Workbench:
         shapes = [[name, list(param.shape)] for name, param in space.params.items()]
         return fingerprint([self.recorder.mask, self.recorder.quantized, shapes]).encode()
 
-    def examples_of(self, step: int) -> list[Example]:
+    def examples_of(self, step: int) -> list[EncodedExample]:
         """Return the rows of a step's minibatch."""
         assert self.config.train.batch is not None
         rows = self.splits.train
@@ -286,7 +286,7 @@ class Workbench:
         examples = self.examples_of(step)
         return self.objective.of_texts(self._generated(examples), [example.references for example in examples])
 
-    def scored(self, examples: Sequence[Example]) -> Scored:
+    def scored(self, examples: Sequence[EncodedExample]) -> Scored:
         """Score the candidates of examples with the current weights; nothing is generated."""
         if self.scorer is not None:
             return self.scorer(examples)
@@ -301,13 +301,13 @@ class Workbench:
         )
 
     @torch.inference_mode()
-    def score(self, examples: Sequence[Example]) -> Scores:
+    def score(self, examples: Sequence[EncodedExample]) -> Scores:
         """Score examples with the current weights."""
         spec = self.splits.spec
         generates = spec.kind.generates
         loss, choices, scores = self.scored(examples)
         texts = self._generated(examples) if generates else ()
-        answers = Answers(choices, scores, texts)
+        answers = ModelAnswers(choices, scores, texts)
         metrics = evaluate(spec, examples, answers)
         return Scores(loss, metrics[spec.metrics[0].name], metrics, right(spec, examples, answers))
 
@@ -321,7 +321,7 @@ class Workbench:
         """Score the dev split."""
         return self.score(self.splits.dev)
 
-    def largest_forward(self) -> list[Example]:
+    def largest_forward(self) -> list[EncodedExample]:
         """Return the examples of the largest forward when dev and test are scored, each by itself."""
         gold_only, shared = self.splits.spec.kind.generates, self.config.prompt.shared
         groups = [
@@ -332,7 +332,7 @@ class Workbench:
         collated = partial(collate, pad_id=self.model.pad_id, gold_only=gold_only, shared=shared)
         return max(groups, key=lambda of: collated(of).input_ids.numel())
 
-    def _generated(self, examples: Sequence[Example]) -> list[str]:
+    def _generated(self, examples: Sequence[EncodedExample]) -> list[str]:
         """Generate an answer for each example, up to the task's stop.
 
         The stop defaults to a newline (MeZO's rule). Any other stop is searched for in the decoded text; generation
@@ -378,7 +378,7 @@ class Workbench:
             recorder.quantized = package.codes
             recorder.emit(ComputedCodes(fingerprint=package.codes))
 
-    def _plain(self) -> LanguageModel:
+    def _plain(self) -> CausalModel:
         """Return the model with the weights themselves, in place of the one that stores codes, which is freed."""
         del self.model
         return plain_model(self.config, self.device)

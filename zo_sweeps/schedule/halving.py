@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Group:
+class Rivals:
     """Trials that are compared with each other.
 
     Args:
@@ -43,7 +43,7 @@ class Group:
     sign: float
 
 
-def groups(plan: Plan) -> list[Group]:
+def groups(plan: Plan) -> list[Rivals]:
     """Return the groups of a plan's trials that have rungs.
 
     Raises UserError if a trial of a group cannot run here: the others would wait for it.
@@ -65,7 +65,7 @@ def groups(plan: Plan) -> list[Group]:
         made.setdefault(among, {}).setdefault(canonical_json(cell.hyperparameters), {})[cell.trial_id] = None
     sign = 1.0 if rule.mode == "min" else -1.0
     return [
-        Group(
+        Rivals(
             tuple(tuple(ids) for ids in settings.values()),
             configs[among].train.rungs,
             configs[among].train.halving_keep,
@@ -91,12 +91,12 @@ def best(scores: Sequence[float], keep: float) -> list[int]:
 class Halving:
     """The standing of a sweep's groups, as their journals have it."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[Rivals]) -> None:
         self._groups = groups
         self._group = {trial_id: group for group in groups for ids in group.settings for trial_id in ids}
         self._scores: dict[tuple[str, int], float] = {}
         self._told: dict[str, set[int]] = {trial_id: set() for trial_id in self._group}
-        self._kept: dict[tuple[Group, int], frozenset[str]] = {}
+        self._kept: dict[tuple[Rivals, int], frozenset[str]] = {}
         self._ended: set[str] = set()
 
     @property
@@ -137,7 +137,7 @@ class Halving:
         """
         return [verdict for group in self._groups for verdict in self._verdicts(group, running)]
 
-    def _verdicts(self, group: Group, running: Container[str]) -> list[tuple[str, Rung]]:
+    def _verdicts(self, group: Rivals, running: Container[str]) -> list[tuple[str, Rung]]:
         verdicts: list[tuple[str, Rung]] = []
         settings = group.settings
         for step in group.rungs:
@@ -154,7 +154,7 @@ class Halving:
         return verdicts
 
     def _decision(
-        self, group: Group, settings: Sequence[Sequence[str]], step: int, running: Container[str]
+        self, group: Rivals, settings: Sequence[Sequence[str]], step: int, running: Container[str]
     ) -> frozenset[str] | None:
         """Return the trials that go on after a rung; None while one of them is still on its way."""
         if (group, step) not in self._kept:
@@ -179,7 +179,7 @@ class Halving:
 class Rungs(Observer):
     """The groups of a sweep: trials at a rung whose rivals are all there go on, or are stopped. The last observer."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[Rivals]) -> None:
         self._halving = Halving(groups)
 
     def begins(self, sweep: Sweep) -> None:

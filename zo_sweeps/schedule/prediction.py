@@ -30,14 +30,14 @@ TRIAL = 0.3  # seconds that a trial takes beside its forwards, there
 
 
 @dataclass(frozen=True, order=True)
-class Device:
+class DeviceClass:
     """A class of devices, on each of which a trial takes the same time: a processor or GPU, and torch's threads."""
 
     name: str
     threads: int
 
     @classmethod
-    def of(cls, outcome: Outcome) -> Device:
+    def of(cls, outcome: Outcome) -> DeviceClass:
         """Return the device that a trial ran on."""
         return cls(str(outcome.device.get("name", "")), int(outcome.device.get("threads", 0)))
 
@@ -45,7 +45,7 @@ class Device:
         return f"{self.name}, {self.threads} thread{'s' * (self.threads != 1)}"
 
 
-class Predictions:
+class TimePredictions:
     """Predictions, from the speed of this host and the finished trials of every device.
 
     Args:
@@ -53,11 +53,11 @@ class Predictions:
         speed: of this host; None: it was not probed, and finished trials alone tell.
     """
 
-    def __init__(self, here: Device | None, speed: Speed | None = None) -> None:
+    def __init__(self, here: DeviceClass | None, speed: Speed | None = None) -> None:
         self.here, self.speed = here, speed
-        self.finished: Counter[Device] = Counter()
-        self._ratios: dict[tuple[Device, str], deque[float]] = {}
-        self._watts: dict[Device, list[float]] = {}
+        self.finished: Counter[DeviceClass] = Counter()
+        self._ratios: dict[tuple[DeviceClass, str], deque[float]] = {}
+        self._watts: dict[DeviceClass, list[float]] = {}
         self._loads: list[float] = []
 
     def learn(self, trial: Trial, outcome: Outcome) -> None:
@@ -66,7 +66,7 @@ class Predictions:
         spent = metrics.get("wall_seconds", 0.0) - metrics.get("load_seconds", 0.0)
         if outcome.state is not TrialState.SUCCEEDED or not trial.operations or not 0 < spent < math.inf:
             return
-        device = Device.of(outcome)
+        device = DeviceClass.of(outcome)
         self.finished[device] += 1
         ratio = spent / self._uncorrected(trial, device)
         for group in _groups(trial):
@@ -77,12 +77,12 @@ class Predictions:
             self._watts.setdefault(device, []).append(joules / spent)
 
     @property
-    def device(self) -> Device | None:
+    def device(self) -> DeviceClass | None:
         """The device that is meant where none is named: this host, or the one with the most finished trials."""
         return self.here or max(sorted(self.finished), key=lambda one: self.finished[one], default=None)
 
     @property
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[DeviceClass]:
         """The devices that trials can be predicted for, `device` first."""
         probed = {self.here} if self.here and self.speed else set()
         return sorted({*self.finished, *probed}, key=lambda one: (one != self.device, one))
@@ -93,7 +93,7 @@ class Predictions:
         loads = self._loads or ([self.speed.start] if self.speed else [])
         return median(loads) if loads else 0.0
 
-    def seconds(self, trial: Trial, device: Device | None = None) -> float | None:
+    def seconds(self, trial: Trial, device: DeviceClass | None = None) -> float | None:
         """Return the seconds of a trial in a process that has its model; None if nothing is known of the device."""
         device = device or self.device
         if not trial.operations or device is None or device not in self.devices:
@@ -111,26 +111,26 @@ class Predictions:
             return None
         return taken * median(watts) if trial.steps else 0.0
 
-    def _uncorrected(self, trial: Trial, device: Device) -> float:
+    def _uncorrected(self, trial: Trial, device: DeviceClass) -> float:
         return TRIAL + trial.operations / (self.speed.operations if self.speed and device == self.here else OPERATIONS)
 
 
-def predictions(plan: Plan, standing: Standing) -> Predictions:
+def predictions(plan: Plan, standing: Standing) -> TimePredictions:
     """Return the predictions for a plan's trials, with what the trials that finished in its state folder teach.
 
     Trials that were resumed do not count. A damaged file of a speed counts as none; `speed_here` says why.
     """
     here = this_device(plan)
-    made = Predictions(here, speed_here(here)[0] if here else None)
+    made = TimePredictions(here, speed_here(here)[0] if here else None)
     for trial_id, trial in plan.every.items():
         if standing.attempts.get(trial_id, 1) == 1 and (outcome := standing.outcomes.get(trial_id)):
             made.learn(trial, outcome)
     return made
 
 
-def this_device(plan: Plan) -> Device | None:
+def this_device(plan: Plan) -> DeviceClass | None:
     """Return the device that a plan's trials run on here; None where the nodes of a cluster run them."""
-    return None if plan.config.cluster.address else Device(probe()["name"], plan.config.executor.cpus_per_trial)
+    return None if plan.config.cluster.address else DeviceClass(probe()["name"], plan.config.executor.cpus_per_trial)
 
 
 def _groups(trial: Trial) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ def median(values: Sequence[float]) -> float:
     return math.sqrt(low * high)
 
 
-def speed_here(device: Device) -> tuple[Speed | None, str]:
+def speed_here(device: DeviceClass) -> tuple[Speed | None, str]:
     """Return (the speed of a device of this host, why it cannot be read); None and "" if it was never probed."""
     try:
         return known(device.name, device.threads), ""
@@ -164,7 +164,7 @@ MARGIN = 1.1  # the next trial may have slightly longer batches and a more fragm
 QUANTUM = 64 * 2**20  # corrections are rounded up to it
 
 
-class Measured:
+class MemoryPeaks:
     """The largest peak of each `Trial.memory_key`, from the outcomes of a ledger and those passed to `learn`."""
 
     def __init__(self, trials: Iterable[Trial], outcomes: Mapping[str, Outcome]) -> None:

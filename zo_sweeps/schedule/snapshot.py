@@ -17,7 +17,7 @@ from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.schedule.observer import Observer
 
 if TYPE_CHECKING:
-    from zo_sweeps.schedule.prediction import Predictions
+    from zo_sweeps.schedule.prediction import TimePredictions
     from zo_sweeps.schedule.sweep import Sweep
 
 
@@ -100,7 +100,7 @@ class Watch(Observer):
         on_update: gets the snapshots.
     """
 
-    def __init__(self, on_update: Callable[[Snapshot], None], predictions: Predictions | None = None) -> None:
+    def __init__(self, on_update: Callable[[Snapshot], None], predictions: TimePredictions | None = None) -> None:
         self._on_update, self._predictions = on_update, predictions
         self._since: float | None = None
         self._done = self._this_run = self._tokens = 0.0

@@ -25,7 +25,7 @@ from zo_sweeps.record.journal import outcome as recorded_outcome
 from zo_sweeps.schedule.backend import Backend, Finished, Progress, Report
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.observer import Observer
-from zo_sweeps.schedule.prediction import Measured
+from zo_sweeps.schedule.prediction import MemoryPeaks
 from zo_sweeps.schedule.queue import Pending, ReadyQueue
 from zo_sweeps.schedule.snapshot import Running, Summary
 
@@ -64,7 +64,7 @@ class Sweep:
         check_rerun(rerun, self.trials)
         self.backend, self.store, self.ledger, self.say, self._on_events = backend, store, ledger, say, on_events
         self._observers, self._rerun, self._rounds = observers, rerun, rounds or {}
-        self._options, self.memory = options, Measured(self.trials.values(), ledger.outcomes)
+        self._options, self.memory = options, MemoryPeaks(self.trials.values(), ledger.outcomes)
         self.pending = Pending(ReadyQueue(rounds=self._rounds), observers, ledger)
         self.queue = self.pending.queue
         self.running: dict[str, Running] = {}

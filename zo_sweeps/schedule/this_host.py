@@ -14,7 +14,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.placement import Node, gpus_holding, must_share, other_device, refusal, takes_main_memory
-from zo_sweeps.schedule.prediction import Measured
+from zo_sweeps.schedule.prediction import MemoryPeaks
 
 
 def for_this_host(plan: Plan) -> Plan:
@@ -122,6 +122,6 @@ def _of_logs(plan: Plan) -> Plan:
 
 def _corrected(plan: Plan) -> Plan:
     standing = read_standing(plan.config.folder)
-    measured = Measured(plan.every.values(), standing.outcomes)
+    measured = MemoryPeaks(plan.every.values(), standing.outcomes)
     every = {trial_id: measured.corrected(trial) for trial_id, trial in plan.every.items()}
     return replace(plan, trials=tuple(every[trial.trial_id] for trial in plan.trials), every=every)

@@ -22,7 +22,7 @@ from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import adapters
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.identity import folder_of, repo_of
 from zo_sweeps.models.load import quiet
 from zo_sweeps.models.projection import is_transposed
@@ -198,7 +198,7 @@ def merge(layer: nn.Module, base: nn.Module) -> None:
     stored.copy_(product if is_transposed(base) else product.t())
 
 
-def save(model: LanguageModel, folder: Path) -> None:
+def save(model: CausalModel, folder: Path) -> None:
     """Write a model for `from_pretrained` (safetensors, with its tokenizer); the folder appears whole or not at all.
 
     Args:

@@ -26,7 +26,7 @@ from zo_sweeps.schedule.budget import Caps, Meter, must_hold
 from zo_sweeps.schedule.halving import Rungs, groups
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
-from zo_sweeps.schedule.prediction import OPERATIONS, Predictions, predictions, slots_here, this_device
+from zo_sweeps.schedule.prediction import OPERATIONS, TimePredictions, predictions, slots_here, this_device
 from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Summary, Watch
 from zo_sweeps.schedule.sweep import Sweep
 from zo_sweeps.schedule.this_host import crowded, for_this_host
@@ -67,7 +67,7 @@ class Result:
         return bool(ended) and ended <= {TrialState.DIVERGED, TrialState.OUT_OF_MEMORY}
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """The display while trials run."""
 
     def update(self, snapshot: Snapshot) -> None:
@@ -83,7 +83,7 @@ class View:
     def say(self, text: str) -> None:
         """Show a line."""
 
-    def progress(self) -> contextlib.AbstractContextManager[Progress]:
+    def progress(self) -> contextlib.AbstractContextManager[ProgressDisplay]:
         """Return the display from the first trial to the last."""
         return contextlib.nullcontext(self)
 
@@ -189,7 +189,7 @@ def run(
     return result
 
 
-def predictions_of(plan: Plan, ledger: Standing, view: View) -> Predictions:
+def predictions_of(plan: Plan, ledger: Standing, view: View) -> TimePredictions:
     """Return the predictions of a sweep's trials; this host is probed first if they will take long, and it was not."""
     made, here = predictions(plan, ledger), this_device(plan)
     left = sum(trial.operations for trial in plan.trials if not ledger.has_result(trial.trial_id))

@@ -15,7 +15,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """The mean of the paired differences `row` − `other`, in the table's unit.
 
     Args:
@@ -96,7 +96,7 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[f
     return mean - half, mean + half
 
 
-def differences(table: Table) -> list[Difference]:
+def differences(table: Table) -> list[PairedDifference]:
     """Compare every row with every later one, paired over the seeds and columns in which both have a value.
 
     A run that serves several seeds (zero-shot) is paired with each of them. Rows without a common pair are left out,
@@ -115,7 +115,7 @@ def differences(table: Table) -> list[Difference]:
             pairs += [one[seed] - two[seed] for seed in common]
         if pairs:
             low, high = interval(pairs) or (None, None)
-            results.append(Difference(row, other, fmean(pairs), len(pairs), columns, low, high))
+            results.append(PairedDifference(row, other, fmean(pairs), len(pairs), columns, low, high))
     return results
 
 

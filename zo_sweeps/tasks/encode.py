@@ -59,7 +59,7 @@ MASKED_EDGES = 3  # tokens of a masked model's row besides the text: its two end
 
 
 @dataclass(frozen=True)
-class Candidate:
+class EncodedCandidate:
     """One sequence. Its last `answer_length` ids are the answer, the only ones that count for loss and score.
 
     For a masked model the answer is one label word, predicted at `mask_at`, the mask's index in `ids`.
@@ -71,7 +71,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Example:
+class EncodedExample:
     """An encoded row.
 
     Args:
@@ -85,7 +85,7 @@ class Example:
         truncated: whether its text was longer than the limit, and lost a part.
     """
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[EncodedCandidate, ...]
     gold: int
     references: tuple[str, ...]
     prompt_ids: tuple[int, ...]
@@ -103,7 +103,7 @@ def encode(
     *,
     front: tuple[int, ...] = (),
     before: str = "",
-) -> Example:
+) -> EncodedExample:
     """Encode the prompt of a row with each of its options.
 
     Spaces are stripped from both ends of the prompt and of prompt + option (trailing newlines are kept), each is
@@ -126,7 +126,7 @@ def encode(
 
 def encode_prompt(
     spec: TaskSpec, prompt: Prompt, tokenizer: Any, max_length: int, *, front: tuple[int, ...] = (), before: str = ""
-) -> Example:
+) -> EncodedExample:
     """Encode a row's prompt with each of its options, as `encode` does."""
     room = room_of(spec, max_length, len(front))
     text, *whole = texts_of(prompt)
@@ -144,11 +144,11 @@ def encode_prompt(
         truncated = truncated or len(ids) > room
         kept = (*front, *ids[-room:])
         # The first id of a sequence cannot be predicted: nothing precedes it.
-        candidates.append(Candidate(kept, min(answer_length, len(kept) - 1)))
+        candidates.append(EncodedCandidate(kept, min(answer_length, len(kept) - 1)))
     check_different(spec, candidates)
     if before:
         prompt_ids = token_ids(tokenizer, (before + prompt.text.strip(" ")).lstrip())
-    return Example(
+    return EncodedExample(
         candidates=tuple(candidates),
         gold=prompt.gold,
         references=prompt.references,
@@ -181,7 +181,7 @@ def room_of(spec: TaskSpec, max_length: int, front: int = 0) -> int:
     return room
 
 
-def check_different(spec: TaskSpec, candidates: Sequence[Candidate]) -> None:
+def check_different(spec: TaskSpec, candidates: Sequence[EncodedCandidate]) -> None:
     """Raise UserError if two of a task's own options are the same tokens: their loss has no gradient.
 
     Options that a row brings along may be equal: any right one counts.
@@ -248,7 +248,7 @@ class Demonstrator:
         self.spec, self.solved, self.k, self.seed = spec, solved, min(k, len(solved)), seed
         self.tokenizer, self.max_length, self.front = tokenizer, max_length, front
 
-    def encode(self, row: Mapping[str, Any], split: str, index: int) -> Example:
+    def encode(self, row: Mapping[str, Any], split: str, index: int) -> EncodedExample:
         """Encode the row at `index` of `split` after its demonstrations. Raises UserError as `encode` does."""
         chosen = random.Random(f"icl/{self.seed}/{split}/{index}").sample(self.solved, self.k)
         while chosen:
@@ -262,7 +262,7 @@ class Demonstrator:
         return encode(self.spec, row, self.tokenizer, self.max_length, front=self.front)
 
 
-def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_length: int) -> Example:
+def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_length: int) -> EncodedExample:
     """Encode a row as <bos> left <mask> right <eos>; its candidates, one per label word, differ in the word only.
 
     The text on either side of the mask is tokenised by itself, without the spaces before the mask. A label word is
@@ -280,10 +280,11 @@ def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_le
     left, right = left[max(0, len(left) - (room - kept_right)) :], right[:kept_right]
     ids = (tokenizer.bos_token_id, *left, tokenizer.mask_token_id, *right, tokenizer.eos_token_id)
     candidates = tuple(
-        Candidate((*ids, word_of(spec, tokenizer, option)), 1, mask_at=len(left) + 1) for option in prompt.options
+        EncodedCandidate((*ids, word_of(spec, tokenizer, option)), 1, mask_at=len(left) + 1)
+        for option in prompt.options
     )
     check_different(spec, candidates)
-    return Example(candidates, prompt.gold, (), ids, prompt.text, prompt.golds, prompt.value, truncated)
+    return EncodedExample(candidates, prompt.gold, (), ids, prompt.text, prompt.golds, prompt.value, truncated)
 
 
 def sides(text: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

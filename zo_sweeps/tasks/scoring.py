@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.methods.metric import Of
-from zo_sweeps.tasks.encode import Example
+from zo_sweeps.tasks.encode import EncodedExample
 from zo_sweeps.tasks.metrics.squad_f1 import words
 from zo_sweeps.tasks.spec import TaskSpec
 
 
 @dataclass(frozen=True)
-class Answers:
+class ModelAnswers:
     """A model's answers, in the order of the rows.
 
     Args:
@@ -29,7 +29,7 @@ class Answers:
     texts: Sequence[str] = ()
 
 
-def evaluate(spec: TaskSpec, examples: Sequence[Example], answers: Answers) -> dict[str, float]:
+def evaluate(spec: TaskSpec, examples: Sequence[EncodedExample], answers: ModelAnswers) -> dict[str, float]:
     """Return the value of each of the task's metrics, the first one first.
 
     All are NaN if a score is: the weights have diverged, and no metric is computed. Cost: a second, once per process,
@@ -40,7 +40,9 @@ def evaluate(spec: TaskSpec, examples: Sequence[Example], answers: Answers) -> d
     return {metric.name: metric.compute(*_compared(metric.of, spec, examples, answers)) for metric in spec.metrics}
 
 
-def _compared(of: Of, spec: TaskSpec, examples: Sequence[Example], answers: Answers) -> tuple[list[Any], list[Any]]:
+def _compared(
+    of: Of, spec: TaskSpec, examples: Sequence[EncodedExample], answers: ModelAnswers
+) -> tuple[list[Any], list[Any]]:
     """Return the (predictions, references) that a metric of this sort compares."""
     if of is Of.TEXTS:
         return list(answers.texts), [example.references for example in examples]
@@ -57,7 +59,7 @@ def _compared(of: Of, spec: TaskSpec, examples: Sequence[Example], answers: Answ
     return list(answers.choices), golds
 
 
-def right(spec: TaskSpec, examples: Sequence[Example], answers: Answers) -> list[bool]:
+def right(spec: TaskSpec, examples: Sequence[EncodedExample], answers: ModelAnswers) -> list[bool]:
     """Return whether each prediction is right: one of the right options, or the words of an accepted answer.
 
     [] for a task that predicts numbers.

@@ -212,13 +212,13 @@ def head(folder: Path, lease_seconds: float = 3600, programs: Any = None) -> Ite
 
 def _gateway(folder: str, port: str, lease_seconds: str) -> None:
     from zo_sweeps_agent.gateway.serve import serve
-    from zo_sweeps_agent.known_answers import Answers, Challenge, ModelQuestion
+    from zo_sweeps_agent.known_answers import Challenge, MachineAnswers, ModelQuestion
     from zo_sweeps_agent.protocol import KnownPrograms
 
-    challenges: dict[str, Any] = {"answers": [(Challenge((), ModelQuestion(0, ()), ()), Answers())]}
+    challenges: dict[str, Any] = {"answers": [(Challenge((), ModelQuestion(0, ()), ()), MachineAnswers())]}
     if (path := Path(folder) / PROGRAMS).exists():
         asked, expected = json.loads(path.read_text())
-        challenges["programs"] = [(KnownPrograms.read(asked), Answers.read(expected))]
+        challenges["programs"] = [(KnownPrograms.read(asked), MachineAnswers.read(expected))]
     asyncio.run(serve(Path(folder), "127.0.0.1", int(port), float(lease_seconds), None, challenges))
 
 
@@ -226,7 +226,7 @@ def _agent(url: str, code: str, state: str, name: str, slots: str) -> int:
     import facts as boards
     from zo_sweeps.core.errors import UserError
     from zo_sweeps_agent.agent import agent, commands, examiner, facts, link
-    from zo_sweeps_agent.known_answers import Answers
+    from zo_sweeps_agent.known_answers import MachineAnswers
 
     link.LONGEST_WAIT = 0.5
     agent.POLL_SECONDS = agent.NOTE_SECONDS = 3.0
@@ -234,7 +234,7 @@ def _agent(url: str, code: str, state: str, name: str, slots: str) -> int:
         boards.FACTS, profile=device.name, cpus=1, gpus=0, slots=lent.slots
     )
     examiner.Examiner.host = lambda self: boards.HOST
-    examiner.Examiner.answers = lambda self, challenge, troubles: Answers()
+    examiner.Examiner.answers = lambda self, challenge, troubles: MachineAnswers()
     commands.Agent = partial(agent.Agent, target="tests.schedule.fakes:run_trial")
     options = commands.AgentOptions(url, "" if code == "-" else code, "cpu", name, slots=int(slots))
     try:

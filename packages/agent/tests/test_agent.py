@@ -484,7 +484,7 @@ def test_an_agent_of_another_version_than_the_head_ends_so_that_its_service_star
     monkeypatch.setattr(agent, "signal", MagicMock())
     monkeypatch.setattr(agent, "UPDATE_SECONDS", 0.0)
     one = MagicMock(_root=tmp_path, _spools={}, _slots=[], _leaving=threading.Event())
-    refused = link.RefusedError(409, Refusal("this board has zo-sweeps 0.1.0", version="0.2.0"))
+    refused = link.HeadRefusedError(409, Refusal("this board has zo-sweeps 0.1.0", version="0.2.0"))
     one._take.side_effect = lambda _: agent.Agent._refused(one, refused)
     assert agent.Agent.run(one) == 1, "after status 2 a service would not start it again"
     assert one._say.call_args_list[0].args == ("the head refuses this agent: this board has zo-sweeps 0.1.0",)

@@ -26,7 +26,7 @@ from zo_sweeps.record.journal import scalars
 from zo_sweeps_agent.agent import commands, light
 from zo_sweeps_agent.agent_facts import Note
 from zo_sweeps_agent.lease_contents import StoredFile
-from zo_sweeps_agent.on_the_head import Gateway as OnTheHead
+from zo_sweeps_agent.on_the_head import HeadGateway as OnTheHead
 
 LISTED = OnTheHead()
 pytestmark = pytest.mark.multiprocess

@@ -16,7 +16,7 @@ from tests.schedule.nodes import Cluster, joined
 from tests.schedule.test_sweep import start_driver
 from zo_sweeps.fleet.reporter import PERIOD
 from zo_sweeps.schedule.ray_private import Head
-from zo_sweeps_agent.on_the_head import Gateway
+from zo_sweeps_agent.on_the_head import HeadGateway
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
@@ -35,7 +35,7 @@ def test_two_sweeps_share_an_agent_with_one_slot(nodes: Cluster, tmp_path: Path)
 
         def publish() -> None:
             while not over.wait(PERIOD):
-                Gateway().publish(ray_head, gateway.folder)
+                HeadGateway().publish(ray_head, gateway.folder)
 
         thread = threading.Thread(target=publish)
         thread.start()
@@ -58,7 +58,7 @@ def test_two_sweeps_share_an_agent_with_one_slot(nodes: Cluster, tmp_path: Path)
     assert [driver.returncode for driver in drivers] == [0, 0], said
     for state, plan in zip(states, plans, strict=True):
         assert set(fakes.completions(state / "w", [trial.trial_id for trial in plan]).values()) == {1}
-    works = [shares.Work.of(state, plan, joined) for state, plan in zip(states, plans, strict=True)]
+    works = [shares.SweepWork.of(state, plan, joined) for state, plan in zip(states, plans, strict=True)]
     distance, detail = shares.off_equal(works, 1)
     print(f"\n  {distance:.1f} % off an equal share: {detail}")
     assert distance < shares.MUST

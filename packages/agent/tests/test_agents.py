@@ -16,7 +16,7 @@ import pytest
 from facts import FACTS
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import read_event
-from zo_sweeps.core.trial import Needs, Outcome, SharedSteps, Stored, Trial, TrialState
+from zo_sweeps.core.trial import Needs, Outcome, SharedSteps, StoredConfig, Trial, TrialState
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.placement import Node, preference, reason, refusal
@@ -25,10 +25,10 @@ from zo_sweeps_agent import agents, leases
 from zo_sweeps_agent.agent_facts import Note
 from zo_sweeps_agent.agents import LeaseLostError, Proxies
 from zo_sweeps_agent.leases import Store
-from zo_sweeps_agent.ray_agents import Agents
+from zo_sweeps_agent.ray_agents import ClusterAgents
 
 pytestmark = pytest.mark.unit
-TRIAL = Trial("t", Stored({}), label="a trial", steps=2)
+TRIAL = Trial("t", StoredConfig({}), label="a trial", steps=2)
 STEPS = {"type": "steps", "time": 1.0, "first": 1, "losses": [1.0], "coefs": [[1.0]], "seconds": 1.0, "tokens": 1}
 START = {"type": "start", "time": 1.0, "attempt": 1, "device": {}, "versions": {}, "resumed_from": 0, "node": "liar"}
 DONE = Outcome("t", TrialState.SUCCEEDED, {"a": 1.0}).to_json()
@@ -239,7 +239,7 @@ def test_a_board_with_the_light_client_takes_programs_alone() -> None:
 
 def test_slots_of_agents() -> None:
     """One trial at a time where one slot is lent, an idle slot only while it is lent, no trial of several processes."""
-    slots = Slots("", Executor(), Agents(), Claim(""))
+    slots = Slots("", Executor(), ClusterAgents(), Claim(""))
     slots.see([BOARD], {})
     assert slots.choose(TRIAL) == (None, BOARD)
     busy = Slot(None, BOARD, 0, trial=TRIAL)
@@ -250,7 +250,7 @@ def test_slots_of_agents() -> None:
     slots.see([replace(BOARD, leased=1)], {})
     assert slots.choose(TRIAL) == (None, None), "another driver took it"
     shared = replace(TRIAL, shared_steps=SharedSteps(4))
-    team = Slots("", Executor(workers=2), Agents(), Claim(""))
+    team = Slots("", Executor(workers=2), ClusterAgents(), Claim(""))
     team.see([replace(BOARD, slots=4), replace(HOST, cpus=4)], {})
     assert [node.name for node in team.nodes_for(shared)] == ["h"]
     assert len(team.nodes_for(TRIAL)) == 2

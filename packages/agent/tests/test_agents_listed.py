@@ -16,10 +16,10 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.devices.readings import Reading
 from zo_sweeps.fleet import inventory
 from zo_sweeps_agent import known_answers, leases
-from zo_sweeps_agent.agent_facts import Agent, Note
-from zo_sweeps_agent.known_answers import Answers, Challenge
+from zo_sweeps_agent.agent_facts import EnrolledAgent, Note
+from zo_sweeps_agent.known_answers import Challenge, MachineAnswers
 from zo_sweeps_agent.leases import Store
-from zo_sweeps_agent.on_the_head import Gateway as OnTheHead
+from zo_sweeps_agent.on_the_head import HeadGateway as OnTheHead
 
 LISTED = OnTheHead()
 pytestmark = pytest.mark.unit
@@ -40,7 +40,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def listed(state: Path) -> list[inventory.Device]:
+def listed(state: Path) -> list[inventory.Machine]:
     store = Store(state / "head" / leases.FILE)
     note = Note(time.time(), "", tuple(store.agents()))
     store.close()
@@ -58,7 +58,7 @@ def test_agents_are_machines_of_the_inventory(state: Path) -> None:
     assert LISTED.devices(Note(time.time() + 100, "", tuple(_agents(state))).to_json())[0].state == "offline"
 
 
-def _agents(state: Path) -> list[Agent]:
+def _agents(state: Path) -> list[EnrolledAgent]:
     store = Store(state / "head" / leases.FILE)
     agents = store.agents()
     store.close()
@@ -67,7 +67,7 @@ def _agents(state: Path) -> list[Agent]:
 
 def test_a_machine_whose_facts_make_no_sense_is_listed_without_them() -> None:
     console = Console(record=True, width=200)
-    odd = inventory.Device("odd", "cpu", "up", facts={"memory_bytes": "much", "time": "now", "codes": 3})
+    odd = inventory.Machine("odd", "cpu", "up", facts={"memory_bytes": "much", "time": "now", "codes": 3})
     show_devices([odd, replace(odd, name="well", facts={})], console, time.time())
     text = console.export_text()
     assert "odd" in text
@@ -91,20 +91,20 @@ def test_devices_revoke(state: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_known_answers_are_compared_by_precision() -> None:
     """Bits of the noise; losses up to rounding units of the precision; what is missing is a wrong answer."""
     noise = ("a", "b")
-    expected = Answers(noise, {"fp32": (10.0, 9.0), "fp16": (10.0, 9.0), "w4a8": (10.0,)})
+    expected = MachineAnswers(noise, {"fp32": (10.0, 9.0), "fp16": (10.0, 9.0), "w4a8": (10.0,)})
     tolerated = known_answers.TOLERATED
     near = {
         "fp32": (10.0 * (1 + 0.9 * tolerated * 2.0**-24), 9.0),
         "fp16": (10.0 * (1 - 0.9 * tolerated * 2.0**-11), 9.0),
         "w4a8": (10.0 * (1 + 0.9 * tolerated * 2.0**-8),),
     }
-    assert known_answers.compare(expected, Answers(noise, near)) == {}
+    assert known_answers.compare(expected, MachineAnswers(noise, near)) == {}
     far = {**near, "fp32": (10.0, 9.0 * (1 + 1.1 * tolerated * 2.0**-24)), "fp16": (float("nan"), 9.0)}
-    refused = known_answers.compare(expected, Answers(("a", "c"), far))
+    refused = known_answers.compare(expected, MachineAnswers(("a", "c"), far))
     assert refused.keys() == {"noise", "fp32", "fp16"}
     assert "the loss of row 1" in refused["fp32"]
     assert refused["noise"] == "its noise has other bits than the head's"
-    got = Answers(losses={"fp16": (10.0,)}, failed={"fp32": "no kernel"})
+    got = MachineAnswers(losses={"fp16": (10.0,)}, failed={"fp32": "no kernel"})
     no_losses = "it computed no losses"
     wrong = {"noise": "it computed no noise", "fp32": "no kernel", "fp16": no_losses, "w4a8": no_losses}
     assert known_answers.compare(expected, got) == wrong
@@ -116,7 +116,7 @@ def test_a_challenge_has_this_machines_answers() -> None:
     answer = known_answers.answer(asked)
     assert answer.failed == {}
     sent = Challenge.read(json.loads(json.dumps(asked.to_json())))
-    again = Answers.read(json.loads(json.dumps(known_answers.answer(sent).to_json())))
+    again = MachineAnswers.read(json.loads(json.dumps(known_answers.answer(sent).to_json())))
     assert known_answers.compare(answer, again) == {}
     other = known_answers.answer(replace(known_answers.challenge(2), precisions=("fp32",)))
     assert known_answers.compare(replace(answer, losses={"fp32": other.losses["fp32"]}), answer).keys() == {"fp32"}

@@ -92,7 +92,7 @@ class Board:
 @pytest.fixture
 def gateway(one_store: None, tmp_path: Path) -> Iterator[Head]:
     """With one of the precisions that programs hold: an export takes seconds."""
-    programs = {"fp32": known_programs.Program(known_programs.offered()["fp32"])}
+    programs = {"fp32": known_programs.KnownProgram(known_programs.offered()["fp32"])}
     with head(tmp_path / "head", programs=known_programs.challenge(programs, 0)) as one:
         yield one
 
@@ -156,7 +156,7 @@ def test_a_trial_on_a_board_is_the_trial(
 @pytest.mark.long
 def test_the_light_client_answers_in_every_precision(client: Path, one_store: None) -> None:
     """Also: other noise and other losses are noticed."""
-    programs = {name: known_programs.Program(one) for name, one in known_programs.offered().items()}
+    programs = {name: known_programs.KnownProgram(one) for name, one in known_programs.offered().items()}
     assert programs.keys() == {"fp32", "fp16", "w4a8"}
     asked, expected = known_programs.challenge(programs, 1)
     answers = light.answers(client, asked)

@@ -29,21 +29,21 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet import inventory
 from zo_sweeps_agent import codes, leases, protocol
 from zo_sweeps_agent.agent import commands, keys
-from zo_sweeps_agent.agent.link import Link, RefusedError, UnreachableError, pinned, unverified
+from zo_sweeps_agent.agent.link import HeadRefusedError, Link, UnreachableError, pinned, unverified
 from zo_sweeps_agent.agent_facts import Facts, Note
 from zo_sweeps_agent.gateway import app, limits, serve
 from zo_sweeps_agent.gateway.challenges import ANSWERS
 from zo_sweeps_agent.gateway.identity import Authority, read_request
 from zo_sweeps_agent.gateway.limits import Buckets
-from zo_sweeps_agent.known_answers import Answers, Challenge, ModelQuestion
+from zo_sweeps_agent.known_answers import Challenge, MachineAnswers, ModelQuestion
 from zo_sweeps_agent.lease_contents import StoredFile
 from zo_sweeps_agent.leases import Store
-from zo_sweeps_agent.on_the_head import Gateway as OnTheHead
+from zo_sweeps_agent.on_the_head import HeadGateway as OnTheHead
 
 LISTED = OnTheHead()
 pytestmark = pytest.mark.multiprocess
 CHALLENGE = Challenge((), ModelQuestion(0, ()), ("fp32", "nf4"))
-KNOWN = Answers(("aa",), {"fp32": (1.0, 2.0), "nf4": (3.0, 4.0)})
+KNOWN = MachineAnswers(("aa",), {"fp32": (1.0, 2.0), "nf4": (3.0, 4.0)})
 ANSWER = KNOWN.to_json()
 FACTS = replace(boards.FACTS, slots=2).to_json()
 
@@ -142,9 +142,9 @@ def _answers(port: int) -> bool:
 
 
 def status_of(call: Callable[[], Any]) -> int:
-    with pytest.raises((RefusedError, UnreachableError)) as error:
+    with pytest.raises((HeadRefusedError, UnreachableError)) as error:
         call()
-    return error.value.status if isinstance(error.value, RefusedError) else int(error.value.args[0].split()[-1])
+    return error.value.status if isinstance(error.value, HeadRefusedError) else int(error.value.args[0].split()[-1])
 
 
 # --- a stranger
@@ -156,7 +156,7 @@ def test_a_stranger_gets_the_authority_and_nothing_else(head: Head, tmp_path: Pa
     agent = head.agent()
     lease = head.lease(agent)
     stores = Store(tmp_path / leases.FILE), Store(tmp_path / leases.FILE)
-    every = app.Gateway(*stores, Authority(tmp_path / "pki"), 1.0, []).application().router.routes()
+    every = app.GatewayApp(*stores, Authority(tmp_path / "pki"), 1.0, []).application().router.routes()
     tried = 0
     for route in every:  # so that one added later is tried too
         if route.method not in ("GET", "POST"):
@@ -302,9 +302,9 @@ def test_an_address_with_wrong_codes_has_to_wait(head: Head) -> None:
 def test_a_malformed_request_for_a_certificate_is_refused(head: Head, change: dict[str, Any]) -> None:
     key = keys._new_key(head.folder / "malformed")
     body = {"code_secret": "00" * 10, "csr": keys._request(key, "x"), "name": "x", "device": "cpu", **change}
-    with pytest.raises((RefusedError, UnreachableError)) as error:
+    with pytest.raises((HeadRefusedError, UnreachableError)) as error:
         Link(head.url, unverified()).post("/v1/enrol", body)
-    assert not isinstance(error.value, RefusedError) or error.value.status == 400
+    assert not isinstance(error.value, HeadRefusedError) or error.value.status == 400
 
 
 def test_a_connection_without_a_request_is_closed(head: Head) -> None:
@@ -442,7 +442,7 @@ def test_malformed_events_are_never_stored(head: Head, half: int) -> None:
     agent = head.agent()
     for event, why in list(FORGED.values())[half::2]:
         lease = head.lease(agent)
-        with pytest.raises(RefusedError) as refused:
+        with pytest.raises(HeadRefusedError) as refused:
             agent.send(lease, 0, STEPS, event)
         assert (refused.value.status, str(refused.value)) == (400, why)
         assert head.store.events(lease, 0) == []
@@ -454,7 +454,7 @@ def test_an_outcome_needs_the_end_that_has_it(head: Head, what: str) -> None:
     events, outcome, why = OUTCOMES[what]
     agent = head.agent()
     lease = head.lease(agent)
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(HeadRefusedError) as refused:
         agent.send(lease, 0, *events, outcome=outcome)
     assert (refused.value.status, str(refused.value)) == (400, why)
     assert head.store.outcome(lease) is None
@@ -482,7 +482,7 @@ def test_numbers_that_are_none_pass_and_control_characters_do_not(head: Head) ->
 def test_gaps_and_the_end_over_the_wire(head: Head) -> None:
     agent = head.agent()
     lease = head.lease(agent)
-    with pytest.raises(RefusedError) as gap:
+    with pytest.raises(HeadRefusedError) as gap:
         agent.send(lease, 3, START)
     assert (gap.value.status, gap.value.refusal.expected) == (409, 0)
     end = {"type": "end", "time": 2.0, "outcome": OUTCOME}
@@ -537,7 +537,7 @@ def test_bodies_headers_and_rates_are_limited(head: Head) -> None:
 def test_known_answers_decide_what_is_lent(head: Head) -> None:
     agent, other = head.agent(joined=False), head.agent(joined=False)
     nonce = agent.link.get("/v1/challenge")["nonce"]
-    with pytest.raises(RefusedError) as stolen:
+    with pytest.raises(HeadRefusedError) as stolen:
         other.link.post("/v1/join", {"nonce": nonce, "facts": FACTS, **ANSWER})
     assert stolen.value.refusal.challenge, "another agent's challenge"
     nonce = agent.link.get("/v1/challenge")["nonce"]
@@ -547,12 +547,12 @@ def test_known_answers_decide_what_is_lent(head: Head) -> None:
     assert answer["refused"] == {"fp32": "the loss of row 1 is 2.00001, and 2.0 on the head", "nf4": "no kernel"}
     again = agent.link.post("/v1/join", {"nonce": None, "facts": FACTS})
     assert again == answer, "known from before"
-    with pytest.raises(RefusedError) as changed:
+    with pytest.raises(HeadRefusedError) as changed:
         agent.link.post(
             "/v1/join", {"nonce": None, "facts": {**FACTS, "probe": {**FACTS["probe"], "versions": {"torch": "9"}}}}
         )
     assert changed.value.refusal.challenge
-    with pytest.raises(RefusedError, match=r"pip install zo-sweeps=="):
+    with pytest.raises(HeadRefusedError, match=r"pip install zo-sweeps=="):
         agent.link.post("/v1/join", {"nonce": None, "facts": {**FACTS, "zo_sweeps": "0.0.1"}})
     for wrong_facts in ({**FACTS, "cpus": "6"}, {**FACTS, "slots": 10**6}, {**FACTS, "profile": "a b"}, []):
         assert status_of(lambda f=wrong_facts: agent.link.post("/v1/join", {"nonce": None, "facts": f})) == 400
@@ -564,7 +564,7 @@ def test_a_board_of_another_version_is_turned_away_and_devices_says_how_to_updat
     agent = head.agent()
     lease = head.lease(agent)
     old = {**FACTS, "zo_sweeps": "0.0.1"}
-    with pytest.raises(RefusedError, match=r"this board has zo-sweeps 0\.0\.1") as refused:
+    with pytest.raises(HeadRefusedError, match=r"this board has zo-sweeps 0\.0\.1") as refused:
         agent.link.post("/v1/join", {"nonce": None, "facts": old})
     assert refused.value.refusal.version == __version__
     assert head.store.of_driver("d")[lease].blameless, "its trials go elsewhere"
@@ -576,7 +576,7 @@ def test_a_board_of_another_version_is_turned_away_and_devices_says_how_to_updat
     assert head.store.agent(agent.name).refused == {}
     assert agent.link.get("/v1/work") == {"leases": [], "stop": []}
     head.store.join(agent.name, Facts.read(old), {}, "")  # it joined before the head was updated
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(HeadRefusedError) as refused:
         agent.link.get("/v1/work")
     assert refused.value.refusal.join
 
@@ -690,7 +690,7 @@ def test_a_damaged_store_is_made_again_from_the_records(tmp_path: Path, capsys: 
     with gateway(folder, port=one.port):
         assert "the store of agents was damaged" in capsys.readouterr().out
         assert len(list(folder.glob("gateway.db.damaged-*"))) == 1
-        with pytest.raises(RefusedError) as asked:
+        with pytest.raises(HeadRefusedError) as asked:
             agent.link.get("/v1/work")
         assert asked.value.refusal.join
         nonce = agent.link.get("/v1/challenge")["nonce"]

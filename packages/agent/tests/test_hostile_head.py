@@ -16,7 +16,7 @@ from zo_sweeps.record.journal import outcome
 from zo_sweeps_agent.agent import link, trials
 from zo_sweeps_agent.agent.spool import Spool
 from zo_sweeps_agent.lease_contents import LeaseContents
-from zo_sweeps_agent.protocol import Work
+from zo_sweeps_agent.protocol import WorkReply
 
 pytestmark = pytest.mark.unit
 
@@ -97,9 +97,9 @@ def test_a_lease_brings_no_code_and_reads_nothing_of_the_boards(
 FILE = {"of": "model", "path": "a", "sha256": "0" * 64, "bytes": 1}
 LEASE = {"lease": "a1", "trial_id": "t", "attempt": 1, "held": 0, "trial": {}}
 OFFER = {"lease": "a1", "trial_id": "t", "attempt": 1, "held": 0}
-WRONG: dict[str, tuple[type[Work] | type[LeaseContents], dict[str, Any], str]] = {
+WRONG: dict[str, tuple[type[WorkReply] | type[LeaseContents], dict[str, Any], str]] = {
     **{
-        f"an offer named {name!r}": (Work, {"leases": [{**OFFER, "lease": name}]}, "wrong 'lease'")
+        f"an offer named {name!r}": (WorkReply, {"leases": [{**OFFER, "lease": name}]}, "wrong 'lease'")
         for name in ("", ".", "..", "../../x", "/etc", "a/b", "a\n")
     },
     "a lease named ..": (LeaseContents, {**LEASE, "lease": ".."}, "wrong 'lease'"),
@@ -127,4 +127,4 @@ def test_an_answer_of_brackets_is_none() -> None:
     import httpx2
 
     with pytest.raises(link.UnreachableError):
-        link.understood(Work, link._checked(httpx2.Response(200, content=b"[" * 10**5)) or [])
+        link.understood(WorkReply, link._checked(httpx2.Response(200, content=b"[" * 10**5)) or [])

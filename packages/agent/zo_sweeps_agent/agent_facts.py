@@ -45,7 +45,7 @@ class Facts(Shape):
 
 
 @dataclass(frozen=True)
-class Agent(Shape):
+class EnrolledAgent(Shape):
     """An enrolled agent.
 
     Args:
@@ -95,7 +95,7 @@ class Note(Shape):
 
     time: float
     store: str = item(most=4096)
-    agents: tuple[Agent, ...] = item((), entries=100_000)
+    agents: tuple[EnrolledAgent, ...] = item((), entries=100_000)
 
     @classmethod
     def of(cls, value: Any) -> Note:

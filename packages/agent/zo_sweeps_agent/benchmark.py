@@ -28,9 +28,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from zo_sweeps import __version__
-from zo_sweeps.bench.measure import Row
+from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.events import End, Steps, write_event
-from zo_sweeps.core.trial import Outcome, Stored, Trial, TrialState
+from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.devices.readings import Host
 from zo_sweeps.fleet.node import listens
 from zo_sweeps_agent import codes, leases
@@ -38,7 +38,7 @@ from zo_sweeps_agent.agent_facts import Facts
 from zo_sweeps_agent.gateway import challenges
 from zo_sweeps_agent.gateway.identity import Authority
 from zo_sweeps_agent.gateway.serve import PKI, open_many_files, serve
-from zo_sweeps_agent.known_answers import Answers, Challenge, ModelQuestion
+from zo_sweeps_agent.known_answers import Challenge, MachineAnswers, ModelQuestion
 from zo_sweeps_agent.leases import Store
 from zo_sweeps_agent.protocol import Joining
 
@@ -46,12 +46,12 @@ COUNT = 1000
 MESSAGES, STEPS = 10, 100  # per agent, and per message
 HOST, PORT = "127.0.0.1", 7943
 DRIVER = "bench"
-QUESTIONS, ANSWERS = Challenge((), ModelQuestion(0, ()), ()), Answers()
+QUESTIONS, ANSWERS = Challenge((), ModelQuestion(0, ()), ()), MachineAnswers()
 MACHINE = Host("cpu", "cpu", "none", 1, 10**9, 10**9, 10**9, 10**9, False, (), {}, False)
 FACTS = Facts(__version__, MACHINE, "cpu", cpus=1, gpus=0, memory_bytes=10**9, slots=1)
 
 
-def rows(rounds: int) -> Iterator[Row]:
+def rows(rounds: int) -> Iterator[RatioRow]:
     """Measure; `rounds` is ignored: it takes a minute."""
     open_many_files()
     with tempfile.TemporaryDirectory() as name:
@@ -70,7 +70,7 @@ def rows(rounds: int) -> Iterator[Row]:
             log.close()
 
 
-async def _measure(folder: Path, gateway: psutil.Process) -> list[Row]:
+async def _measure(folder: Path, gateway: psutil.Process) -> list[RatioRow]:
     authority, store = Authority(folder / PKI), Store(folder / leases.FILE)
     fleet = [_Agent(number, folder, authority, store) for number in range(COUNT)]
     idle = gateway.memory_info().rss / 2**20
@@ -106,11 +106,15 @@ async def _measure(folder: Path, gateway: psutil.Process) -> list[Row]:
     joining["repeated"] = float(sum(agent.repeated for agent in fleet))
     handshakes, look, parse = "TLS handshakes", "one look per 0.1 s", "JSON, one core"
     return [
-        Row("1,000 agents join at once: a request", _p99(joins), "s", 30, 10, handshakes, joining),
-        Row("1,000 agents wait: from a lease to its agent", _p99(delays), "s", 10, 2, look, leasing),
-        Row("1,000 agents send journals at once: a message", _p99(posts), "s", 30, 10, parse, sending),
-        Row("messages of 100 steps, checked and fsynced", COUNT * MESSAGES / seconds, "/s", 100, 400, parse, messages),
-        Row("gateway with 1,000 agents", memory, "MiB", 1000, 400, "TLS connections", {"without agents": round(idle)}),
+        RatioRow("1,000 agents join at once: a request", _p99(joins), "s", 30, 10, handshakes, joining),
+        RatioRow("1,000 agents wait: from a lease to its agent", _p99(delays), "s", 10, 2, look, leasing),
+        RatioRow("1,000 agents send journals at once: a message", _p99(posts), "s", 30, 10, parse, sending),
+        RatioRow(
+            "messages of 100 steps, checked and fsynced", COUNT * MESSAGES / seconds, "/s", 100, 400, parse, messages
+        ),
+        RatioRow(
+            "gateway with 1,000 agents", memory, "MiB", 1000, 400, "TLS connections", {"without agents": round(idle)}
+        ),
     ]
 
 
@@ -208,7 +212,7 @@ def _lease(folder: Path) -> dict[str, float]:
     store = Store(folder / leases.FILE)
     began = {}
     for number in range(COUNT):
-        trial = Trial(f"{number:016x}", Stored({}), warm_key="model", cost=1.0, steps=1, label=f"trial {number}")
+        trial = Trial(f"{number:016x}", StoredConfig({}), warm_key="model", cost=1.0, steps=1, label=f"trial {number}")
         store.lease(DRIVER, f"agent-{number}", trial.to_json(), [], 1)
         began[f"agent-{number}"] = time.time()
     store.close()

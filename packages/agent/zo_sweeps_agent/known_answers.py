@@ -25,7 +25,7 @@ from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
 from zo_sweeps.schedule.placement import NOISE
 
 if TYPE_CHECKING:
-    from zo_sweeps.models.causal import LanguageModel
+    from zo_sweeps.models.causal import CausalModel
 
 VOCABULARY = 4096
 ARCH: Mapping[str, Any] = {
@@ -84,7 +84,7 @@ class Challenge(Shape):
 
 
 @dataclass(frozen=True)
-class Answers(Shape):
+class MachineAnswers(Shape):
     """What a machine computed.
 
     Args:
@@ -116,7 +116,7 @@ def challenge(seed: int) -> Challenge:
     return Challenge(noise, ModelQuestion(drawn.randrange(2**31), rows), tuple(sorted(offered())))
 
 
-def answer(asked: Challenge) -> Answers:
+def answer(asked: Challenge) -> MachineAnswers:
     """Compute the answers here, on the GPU where torch sees one. Cost: seconds, most of them imports."""
     import torch
 
@@ -129,10 +129,10 @@ def answer(asked: Challenge) -> Answers:
             losses[name] = _losses(asked.model, every[name], device)
         except Exception as error:  # a library that does not fit the device can raise anything
             failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    return Answers(tuple(_noise(one, device) for one in asked.noise), losses, failed)
+    return MachineAnswers(tuple(_noise(one, device) for one in asked.noise), losses, failed)
 
 
-def compare(expected: Answers, got: Answers) -> dict[str, str]:
+def compare(expected: MachineAnswers, got: MachineAnswers) -> dict[str, str]:
     """Return what is not lent ("noise", or a precision) -> why, from the answers of the head and of a board.
 
     A precision that the head itself cannot compute is not compared.
@@ -183,7 +183,7 @@ def _losses(asked: ModelQuestion, precision: Precision, device: str) -> tuple[fl
         return tuple(float(loss) for loss in -chosen.squeeze(2).double().mean(dim=1).cpu())
 
 
-def model(arch: Mapping[str, Any], seed: int, precision: Precision, device: str) -> LanguageModel:
+def model(arch: Mapping[str, Any], seed: int, precision: Precision, device: str) -> CausalModel:
     """Return the model: its weights are noise, which is the same everywhere, where torch's own draw is not."""
     import torch
 

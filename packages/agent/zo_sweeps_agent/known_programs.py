@@ -48,7 +48,7 @@ ROWS, TOKENS, ANSWER = 8, 24, 16  # a row's score is the mean over its last toke
 QUERIES, BATCH, STEPS, RATE, EPS = 1, 2, 3, 0.1, 1e-3
 
 
-class Program:
+class KnownProgram:
     """The program of the tiny model in one precision, from this machine's store. Cost: an export if it lacks it."""
 
     def __init__(self, precision: Precision) -> None:
@@ -156,7 +156,7 @@ def _code() -> str:
     return fingerprint(file_digests(files))
 
 
-def challenge(programs: Mapping[str, Program], seed: int) -> tuple[KnownPrograms, known_answers.Answers]:
+def challenge(programs: Mapping[str, KnownProgram], seed: int) -> tuple[KnownPrograms, known_answers.MachineAnswers]:
     """Return what a board has to compute, drawn from a seed, and the answers."""
     drawn = random.Random(seed)
     rows = [[drawn.randrange(known_answers.VOCABULARY) for _ in range(TOKENS + 1)] for _ in range(ROWS)]
@@ -165,7 +165,7 @@ def challenge(programs: Mapping[str, Program], seed: int) -> tuple[KnownPrograms
     asked = KnownPrograms({name: KnownBundle(one.bundle(*run)) for name, one in programs.items()}, STEPS)
     noise = tuple(sorted({one.theta(run[0], coefs) for one in programs.values()}))
     losses = {name: tuple(one.losses(*run)) for name, one in programs.items()}
-    return asked, known_answers.Answers(noise, losses)
+    return asked, known_answers.MachineAnswers(noise, losses)
 
 
 def main(count: int) -> None:
@@ -174,7 +174,7 @@ def main(count: int) -> None:
         print(json.dumps({"error": f"the head has no ExecuTorch, which makes programs: {EDGE}"}))
         return
     try:
-        programs = {precision: Program(one) for precision, one in offered().items()}
+        programs = {precision: KnownProgram(one) for precision, one in offered().items()}
     except UserError as error:
         print(json.dumps({"error": str(error)}))
         return

@@ -51,7 +51,7 @@ class StoredFile(LeaseFile):
 
 
 @dataclass(frozen=True)
-class Contents(Shape):
+class HeldContents(Shape):
     """What the head keeps of a lease.
 
     Args:

@@ -36,11 +36,11 @@ from zo_sweeps_agent.agent_facts import (
     REVOKED,
     ROOM,
     VERSION,
-    Agent,
+    EnrolledAgent,
     Facts,
     is_online,
 )
-from zo_sweeps_agent.lease_contents import Contents, StoredFile
+from zo_sweeps_agent.lease_contents import HeldContents, StoredFile
 
 FILE = "gateway.db"
 DRIVER_SECONDS = 30.0  # without a sign of life of its driver, before a lease is over
@@ -216,7 +216,7 @@ class Store:
                 agent_records.note(self._path, _record(agent))
         return serial
 
-    def agent(self, name: str) -> Agent | None:
+    def agent(self, name: str) -> EnrolledAgent | None:
         """Return the agent of this name; None if there is none. The trials that it runs are left out."""
         row = self._one(f"SELECT {_AGENT} FROM agents WHERE name = ?", (name,))
         return None if row is None else _agent(row, ())
@@ -226,7 +226,7 @@ class Store:
         row = self._one("SELECT serial, state FROM agents WHERE name = ?", (name,))
         return None if row is None else "" if row[1] == REVOKED else str(row[0])
 
-    def agents(self) -> list[Agent]:
+    def agents(self) -> list[EnrolledAgent]:
         """Return all agents, by name."""
         runs: dict[str, list[tuple[str, str]]] = {}
         for agent, *run in self._all("SELECT agent, driver, label FROM leases WHERE state = ?", (OPEN,)):
@@ -329,7 +329,7 @@ class Store:
         Raises RefusedError when the agent is not online, and when it has no free slot.
         """
         identity = secrets.token_hex(8)
-        body = json.dumps(Contents(trial, tuple(map(write_event, journal)), tuple(files), threads).to_json())
+        body = json.dumps(HeldContents(trial, tuple(map(write_event, journal)), tuple(files), threads).to_json())
         label = trial.get("label") or trial["trial_id"]
         row = (identity, agent, driver, trial["trial_id"], attempt, label, time.time(), OPEN, profile)
         columns = "id, agent, driver, trial_id, attempt, label, made, state, profile"
@@ -391,9 +391,9 @@ class Store:
             raise UnknownLeaseError(f"{agent} has no lease {lease!r}")
         return _lease(row)
 
-    def contents(self, lease: str) -> Contents:
+    def contents(self, lease: str) -> HeldContents:
         """Return what a lease holds."""
-        return Contents.read(json.loads(self._one("SELECT body FROM bodies WHERE lease = ?", (lease,))[0]))
+        return HeldContents.read(json.loads(self._one("SELECT body FROM bodies WHERE lease = ?", (lease,))[0]))
 
     def sent(self, lease: str, size: int) -> None:
         """Count bytes sent for a lease, which the agent has thereby taken."""
@@ -493,13 +493,13 @@ def _hash(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()
 
 
-def _agent(row: Any, running: Iterable[tuple[str, str]]) -> Agent:
+def _agent(row: Any, running: Iterable[tuple[str, str]]) -> EnrolledAgent:
     *plain, facts, live, refused, answered = row
     known = _stored(Facts, facts), _stored(Reading, live), json.loads(refused), answered
-    return Agent(*(*plain, *known, tuple(running)))
+    return EnrolledAgent(*(*plain, *known, tuple(running)))
 
 
-def _record(agent: Agent) -> tuple[str, ...]:
+def _record(agent: EnrolledAgent) -> tuple[str, ...]:
     """Return what the records have of an agent; one whose key is valid is to join again, whatever its state."""
     return agent.name, agent.key, agent.serial, agent.device, REVOKED if agent.state == REVOKED else JOINED
 

@@ -15,16 +15,16 @@ from typing import Any
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.fleet import gateway
 from zo_sweeps.fleet.gateway import Own, Say
-from zo_sweeps.fleet.inventory import Device
+from zo_sweeps.fleet.inventory import Machine
 from zo_sweeps.schedule.ray_private import AGENTS, Head
 from zo_sweeps_agent import agent_records
-from zo_sweeps_agent.agent_facts import JOINED, REMARKS, Agent, Note
+from zo_sweeps_agent.agent_facts import JOINED, REMARKS, EnrolledAgent, Note
 from zo_sweeps_agent.agents import PREFIX
 from zo_sweeps_agent.gateway.process import LOG, GatewayProcess
 from zo_sweeps_agent.leases import FILE, Store
 
 
-class Gateway(gateway.Gateway):
+class HeadGateway(gateway.Gateway):
     """The gateway of a head's folder: see the base class."""
 
     log = LOG
@@ -71,7 +71,7 @@ class Gateway(gateway.Gateway):
                 store.close()
                 head.put(AGENTS, note.to_json())
 
-    def devices(self, note: Any) -> Sequence[Device]:
+    def devices(self, note: Any) -> Sequence[Machine]:
         parsed = Note.of(note)
         return [device(one, parsed.time) for one in parsed.agents]
 
@@ -89,7 +89,7 @@ class Gateway(gateway.Gateway):
             store.close()
 
 
-def device(agent: Agent, now: float) -> Device:
+def device(agent: EnrolledAgent, now: float) -> Machine:
     """Return an agent as a row of `devices`.
 
     Args:
@@ -98,7 +98,7 @@ def device(agent: Agent, now: float) -> Device:
     facts = agent.facts
     host = {**facts.probe.to_json(), "zo_sweeps": facts.zo_sweeps} if facts else {}
     live = agent.live.to_json() if agent.live else {}
-    return Device(
+    return Machine(
         name=agent.name,
         device=facts.profile if facts else agent.device,
         state=agent.state if agent.state != JOINED else "up" if agent.is_online(now) else "offline",

@@ -17,7 +17,7 @@ LEASES = 1000  # in an answer to the poll
 
 
 @dataclass(frozen=True)
-class Authority(Shape):
+class AuthorityReply(Shape):
     """The answer to GET /v1/ca: the certificate of the head's own authority, and the head's version."""
 
     ca: str = item(most=PEM)
@@ -127,7 +127,7 @@ class Offer(Shape):
 
 
 @dataclass(frozen=True)
-class Work(Shape):
+class WorkReply(Shape):
     """The answer to GET /v1/work: leases to take, and ids of leases whose trials are to stop."""
 
     leases: tuple[Offer, ...] = item((), entries=LEASES)

@@ -21,7 +21,7 @@ CALLS = 10_000  # at a time: one of `drain` per trial
 CLOSE_SECONDS = 5.0
 
 
-class Agents(placement.Agents):
+class ClusterAgents(placement.Agents):
     """The agents of the cluster that this driver has joined."""
 
     def __init__(self) -> None:

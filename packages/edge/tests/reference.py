@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from zo_sweeps.engine.noise import words_of
 from zo_sweeps.methods.points import NoiseKey
-from zo_sweeps_edge.bundle import Bundle, Rows
+from zo_sweeps_edge.bundle import Bundle, SplitRows
 
 NOT_COMPARED = ("seconds", "peak_bytes")
 
@@ -113,12 +113,12 @@ class Reference:
         (theta,) = self.apply.execute([torch.from_numpy(value) for value in inputs])
         return theta.clone().numpy()
 
-    def _width(self, rows: Rows, chosen: Sequence[int]) -> int:
+    def _width(self, rows: SplitRows, chosen: Sequence[int]) -> int:
         return -(-int(rows.lengths[chosen].max()) // self.settings.multiple) * self.settings.multiple
 
     def _call(
         self,
-        rows: Rows,
+        rows: SplitRows,
         chosen: Sequence[int],
         share: NDArray[Any],
         gold: NDArray[Any],

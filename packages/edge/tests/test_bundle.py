@@ -15,7 +15,7 @@ import toy
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps_edge import bundle
-from zo_sweeps_edge.bundle import Bundle, Rows, Training
+from zo_sweeps_edge.bundle import Bundle, SplitRows, Training
 from zo_sweeps_edge.program import Calls
 
 PROGRAM = b"a program"
@@ -36,7 +36,7 @@ def test_a_bundle_is_read_as_it_was_written(written: Bundle) -> None:
     assert written.manifest.config == {"method": "prge"}
     assert (written.folder / bundle.PROGRAM).read_bytes() == PROGRAM
     for split, rows in splits.items():
-        for field in fields(Rows):
+        for field in fields(SplitRows):
             assert np.array_equal(getattr(written.splits[split], field.name), np.float32(getattr(rows, field.name)))
     for field in fields(Training):
         assert np.allclose(getattr(written.training, field.name), getattr(training, field.name), rtol=0, atol=0)

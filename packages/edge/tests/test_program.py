@@ -22,7 +22,7 @@ from zo_sweeps.engine.spaces.vera import VeRA
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import InstalledSpace, Space
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
 from zo_sweeps_edge.export import compiled, export, forward_inputs
 from zo_sweeps_edge.noise import Noise, padded
@@ -80,7 +80,7 @@ def terms(scores: Tensor, gold: Tensor) -> Tensor:
 
 
 @cache
-def exported(member: Space, layers: int, dtype: torch.dtype) -> tuple[LanguageModel, InstalledSpace, Program, bytes]:
+def exported(member: Space, layers: int, dtype: torch.dtype) -> tuple[CausalModel, InstalledSpace, Program, bytes]:
     model = load(make(source="random", arch={**GEMMA, "num_hidden_layers": layers}), dtype, "cpu")
     targets = list(model.target_modules(member.layers)) if member.layers else []
     space = member.install(model.module, targets, 0)

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("executorch", reason="needs the extra [edge]")
 
 from zo_sweeps.core.memory_parts import Part
-from zo_sweeps.devices.estimate import Batches, Rows, memory_by_part
+from zo_sweeps.devices.estimate import Batches, ForwardRows, memory_by_part
 from zo_sweeps.engine.precisions.fp32 import FP32
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.updates.sgd import SGD
@@ -89,7 +89,7 @@ def test_a_session_and_an_export_take_what_is_estimated(tmp_path: Path) -> None:
 
     arch = describe(ARCH)
     weights = 4 * arch.parameters
-    batches = Batches(TOKENS, Rows(TOKENS, 1), points=2)
+    batches = Batches(TOKENS, ForwardRows(TOKENS, 1), points=2)
     parts = memory_by_part(arch, batches, ZerothOrder(), FP32(), LoRAFA(), SGD(), trainable=d)
     step, exporting = program_memory(parts, arch, 4, weights=weights, points=2, queries=1, d=d, dual=False)
     assert parts[Part.WEIGHTS] == weights

@@ -19,7 +19,7 @@ from zo_sweeps.core.place import apart, places
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import evals, scalars
 from zo_sweeps_edge import in_program
-from zo_sweeps_edge.program import Apply, Dual, Forward, Program, Theta
+from zo_sweeps_edge.program import Apply, Dual, Forward, Program, ThetaVector
 from zo_sweeps_edge.session import Method
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread", "one_store")]
@@ -66,7 +66,7 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def stored(key: Any, make: Any, check: Any) -> tuple[Program, Path]:
         model, space, calls, frame, batch, of_scores = make.args
         dual = make.keywords["dual"]
-        theta = Theta(space.params, calls) if dual is None else Dual(space.params, calls, dual)
+        theta = ThetaVector(space.params, calls) if dual is None else Dual(space.params, calls, dual)
         forward, apply = Forward(model, space, theta, frame, batch, of_scores), Apply(theta)
         file = tmp_path / f"{len(built)}.pte"
         file.touch()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps_edge import bundle
-from zo_sweeps_edge.bundle import Bundle, Rows, Settings, Training
+from zo_sweeps_edge.bundle import Bundle, Settings, SplitRows, Training
 from zo_sweeps_edge.program import Calls
 
 STEPS, BATCH, PLACES, WIDTH, GROUP, START = 12, 3, 2, 16, 1024, 0.5
@@ -105,12 +105,12 @@ def export(calls: Calls, rows_per_example: int, slots: int) -> bytes:
         return bytes(to_edge(methods).to_executorch(config).buffer)
 
 
-def rows(count: int, slots: int, random: np.random.Generator) -> Rows:
+def rows(count: int, slots: int, random: np.random.Generator) -> SplitRows:
     lengths = random.integers(1, WIDTH + 1, count)
     ids = random.integers(1, 9, (count, WIDTH)) * (np.arange(WIDTH) < lengths[:, None])
     columns = random.integers(0, lengths[:, None], (count, PLACES))
     tokens = random.integers(1, 9, (count, PLACES, slots))
-    return Rows(ids, lengths, columns, tokens, random.random((count, PLACES, slots)), np.zeros((count, slots)))
+    return SplitRows(ids, lengths, columns, tokens, random.random((count, PLACES, slots)), np.zeros((count, slots)))
 
 
 def settings(calls: Calls, rows_per_example: int, slots: int, **changes: object) -> Settings:
@@ -134,7 +134,7 @@ def settings(calls: Calls, rows_per_example: int, slots: int, **changes: object)
     return Settings(**{**facts, **changes})
 
 
-Parts = tuple[Settings, dict[str, Rows], Training]
+Parts = tuple[Settings, dict[str, SplitRows], Training]
 
 
 def parts(

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zo_sweeps.bench.measure import Row
+from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.parts import Model, ModelSource
-from zo_sweeps.models.causal import LanguageModel
+from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
 from zo_sweeps_edge.export import compiled, export, forward_inputs, traced
 from zo_sweeps_edge.program import FORWARD, Calls, Program
@@ -41,7 +41,7 @@ MUST = 1.25  # the most that a step may cost, of the forward of its rows
 class Plain(nn.Module):
     """The model alone: the logits [N A, V] at the places that predict an answer."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: CausalModel) -> None:
         super().__init__()
         self.module, self._model = model.module, model
 
@@ -52,13 +52,15 @@ class Plain(nn.Module):
         return logits
 
 
-def rows(rounds: int) -> Iterator[Row]:
+def rows(rounds: int) -> Iterator[RatioRow]:
     """Measure all rows."""
     for q, batch in STEPS:
         yield from steps(LLAMA_6M, q, batch, FRAME, LENGTHS, rounds)
 
 
-def steps(arch: dict[str, Any], q: int, batch: int, frame: Frame, lengths: Sequence[int], rounds: int) -> Iterator[Row]:
+def steps(
+    arch: dict[str, Any], q: int, batch: int, frame: Frame, lengths: Sequence[int], rounds: int
+) -> Iterator[RatioRow]:
     """Time P-RGE's step (LoRA-FA, all 2q points in one call) and the plain forward of its 2qB rows, interleaved.
 
     Both are exported in the same way. The plain program has no low-rank factors, no noise, no update and no loss.
@@ -74,7 +76,7 @@ def steps(arch: dict[str, Any], q: int, batch: int, frame: Frame, lengths: Seque
         functions |= {form: partial(step.execute, inputs) for form, (_, step) in forms.items()}
         seconds = interleaved(functions, rounds)
         for form, (program, step) in forms.items():
-            yield Row(
+            yield RatioRow(
                 f"Program's step, LoRA-FA, form {form}, q={q}, B={batch} T={tokens}, against the runtime's forward",
                 seconds[form] / seconds["forward"],
                 "of",
@@ -100,7 +102,7 @@ def _step(arch: dict[str, Any], calls: Calls, frame: Frame, batch: int, dual: fl
     return program, Loaded(data)
 
 
-def _model(arch: dict[str, Any]) -> LanguageModel:
+def _model(arch: dict[str, Any]) -> CausalModel:
     return load(Model(source=ModelSource.RANDOM, arch=arch), torch.float32, torch.device("cpu"))
 
 

@@ -43,7 +43,7 @@ _TRAINING = {"train.gold": "<u4", "train.mass": "<f4", "order": "<u4", "rates": 
 
 
 @dataclass(frozen=True)
-class Rows:
+class SplitRows:
     """The rows of a split; see rows.py.
 
     Args:
@@ -197,7 +197,7 @@ class Bundle:
 
     folder: Path
     manifest: Manifest
-    splits: Mapping[str, Rows]
+    splits: Mapping[str, SplitRows]
     training: Training
 
     @property
@@ -225,7 +225,7 @@ def write(
     folder: Path,
     program: Path,
     settings: Settings,
-    splits: Mapping[str, Rows],
+    splits: Mapping[str, SplitRows],
     training: Training,
     *,
     config: Mapping[str, Any],
@@ -306,11 +306,11 @@ def read(folder: Path) -> Bundle:
     length = FP32 * sum(prod(shape) for _, shape in manifest.settings.parameters)
     if INITIAL in manifest.files and manifest.files[INITIAL].bytes != length:
         raise _damaged(folder, f"{INITIAL} has {manifest.files[INITIAL].bytes} bytes instead of {length}")
-    splits = {split: Rows(**{name: arrays[f"{split}.{name}"] for name in _ROWS}) for split in SPLITS}
+    splits = {split: SplitRows(**{name: arrays[f"{split}.{name}"] for name in _ROWS}) for split in SPLITS}
     return Bundle(folder, manifest, splits, Training(*(arrays[name] for name in _TRAINING)))
 
 
-def _arrays(splits: Mapping[str, Rows], training: Training) -> dict[str, NDArray[Any]]:
+def _arrays(splits: Mapping[str, SplitRows], training: Training) -> dict[str, NDArray[Any]]:
     """Return all arrays as their files hold them, by the file's name without the suffix."""
     arrays = {
         f"{split}.{name}": (getattr(rows, name), dtype)

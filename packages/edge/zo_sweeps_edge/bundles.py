@@ -80,10 +80,10 @@ def _settings(trial: Trial, config: TrialConfig, program: Program) -> bundle.Set
     )
 
 
-def rows_of(rows: Sequence[Row], program: Program) -> bundle.Rows:
+def rows_of(rows: Sequence[Row], program: Program) -> bundle.SplitRows:
     """Return rows as a bundle has them."""
     call = call_of(rows, program.frame)
-    return bundle.Rows(
+    return bundle.SplitRows(
         call.ids.astype(np.int32),
         np.array([len(row.ids) for row in rows], np.uint32),
         call.columns.astype(np.int32),

@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from zo_sweeps.engine.types import LanguageModel
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps_edge.lowered import lowered
-from zo_sweeps_edge.program import APPLY, FORWARD, Apply, Calls, Dual, Forward, OfScores, Program, Theta
+from zo_sweeps_edge.program import APPLY, FORWARD, Apply, Calls, Dual, Forward, OfScores, Program, ThetaVector
 from zo_sweeps_edge.quantized import quantized_linears
 from zo_sweeps_edge.rows import MULTIPLE_OF, Frame
 from zo_sweeps_edge.xnnpack import fewer_passes, partitioner, reshape_once
@@ -43,12 +43,12 @@ def export(
         frame: the sizes of the rows.
         batch: B, examples per point.
         of_scores: the terms of f.
-        dual: eps, if the program keeps both copies of each direction (`Dual`) and not theta (`Theta`).
+        dual: eps, if the program keeps both copies of each direction (`Dual`) and not theta (`ThetaVector`).
         delegate: whether XNNPACK computes the model; else ExecuTorch's portable and optimized kernels do.
 
     Cost: tracing the model, and packing its weights: tens of seconds for a small model.
     """
-    theta = Theta(space.params, calls) if dual is None else Dual(space.params, calls, dual)
+    theta = ThetaVector(space.params, calls) if dual is None else Dual(space.params, calls, dual)
     forward = Forward(model, space, theta, frame, batch, of_scores)
     inputs = forward_inputs(calls, frame, batch, len(theta.names))
     with torch.no_grad(), _quiet():
@@ -95,7 +95,7 @@ def compiled(methods: Mapping[str, ExportedProgram], delegated: Collection[str])
         edge = to_edge_transform_and_lower(
             dict(methods),
             transform_passes={name: [reshaped] for name in delegated} or None,
-            partitioner={name: [partitioner([Theta, Dual])] if name in delegated else [] for name in methods},
+            partitioner={name: [partitioner([ThetaVector, Dual])] if name in delegated else [] for name in methods},
             # No tensor here is stored in another order of its dimensions.
             compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),
         )

@@ -25,7 +25,7 @@ from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.runner import OF_AN_ENGINE, Runner
 from zo_sweeps.run.workbench import Workbench
-from zo_sweeps.tasks.encode import Example
+from zo_sweeps.tasks.encode import EncodedExample
 from zo_sweeps_edge import agreement, bundle, bundles
 from zo_sweeps_edge.phone import SENSORS, Adb, Phone
 from zo_sweeps_edge.rows import Frame
@@ -219,7 +219,7 @@ class FromLog(Runner):
                 numbers = {name: float(value) for name, value in values.items() if type(value) in (int, float)}
                 self.recorder.take_reading(numbers.pop("time"), int(numbers.pop("step")), numbers)
 
-    def _with(self, line: Line, examples: Sequence[Example]) -> Sequence[Example]:
+    def _with(self, line: Line, examples: Sequence[EncodedExample]) -> Sequence[EncodedExample]:
         """Score these examples by a line of the log."""
         scores = [[float(value) for value in row] for row in line["scores"]]
         self.bench.scorer = partial(scored, lambda rows: scores, self.frame, self.bench.evaluated)

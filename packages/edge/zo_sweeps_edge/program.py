@@ -103,7 +103,7 @@ def starts_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(accumulate((padded(prod(shape)) for shape in shapes), initial=0))
 
 
-class Theta(nn.Module):
+class ThetaVector(nn.Module):
     """The trained parameters as one vector, and the only arithmetic on it: the engine's, in the engine's rounding.
 
     Only operations that have the same bits in every kernel are delegated (see noise.py).
@@ -171,7 +171,7 @@ class Theta(nn.Module):
         return theta + total
 
 
-class Dual(Theta):
+class Dual(ThetaVector):
     """Theta as the perturbed copies of the last call, B+ and B- for each direction: P-RGE's Algorithm 1.
 
         diff_i = (B+_i - B-_i) / 2                               the last call's eps z_i
@@ -218,7 +218,13 @@ class Forward(nn.Module):
     """
 
     def __init__(
-        self, model: LanguageModel, space: InstalledSpace, theta: Theta, frame: Frame, batch: int, of_scores: OfScores
+        self,
+        model: LanguageModel,
+        space: InstalledSpace,
+        theta: ThetaVector,
+        frame: Frame,
+        batch: int,
+        of_scores: OfScores,
     ) -> None:
         super().__init__()
         self.module, self.theta = model.module, theta
@@ -273,7 +279,7 @@ class Forward(nn.Module):
 class Apply(nn.Module):
     """The program's `apply`: the update alone, for a flush and to replay a log."""
 
-    def __init__(self, theta: Theta) -> None:
+    def __init__(self, theta: ThetaVector) -> None:
         super().__init__()
         self.theta = theta
 

@@ -17,7 +17,7 @@ from zo_sweeps.engine.perturbations.rademacher import Rademacher
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
 from zo_sweeps_rtl import gaussian
-from zo_sweeps_rtl.circuit import Circuit, Schedule
+from zo_sweeps_rtl.circuit import Circuit, SimulatedSteps
 from zo_sweeps_rtl.of_perturbation import circuit
 from zo_sweeps_rtl.synthesis import Synthesis
 
@@ -35,7 +35,7 @@ def run(member: Perturbation, d: int) -> list[Tensor]:
 
 def drawn(made: Circuit, d: int) -> tuple[Tensor, Tensor]:
     """The circuit's numbers and shifts, [directions, d] and [directions, clocks]: surplus numbers are discarded."""
-    numbers, shifts = made.expected(Schedule.of(RUN * made.length, made.length))
+    numbers, shifts = made.expected(SimulatedSteps.of(RUN * made.length, made.length))
     return numbers.view(RUN, -1)[:, :d], shifts.view(RUN, -1).repeat_interleave(made.lanes, 1)[:, :d]
 
 
@@ -78,7 +78,7 @@ def bits_of(state: int, count: int) -> tuple[int, int]:
 
 def test_the_tree_is_a_walk_by_the_gaussians_own_probabilities() -> None:
     made = gaussian.tree(SEED, 1)
-    numbers = made.expected(Schedule.of(300, 1))[0].squeeze(1).tolist()
+    numbers = made.expected(SimulatedSteps.of(300, 1))[0].squeeze(1).tolist()
     states = [gaussian._start(SEED)]
     while len(states) < 300:
         states.append(bits_of(states[-1], 57)[0])
@@ -95,7 +95,7 @@ def test_the_tree_is_a_walk_by_the_gaussians_own_probabilities() -> None:
 
 
 def test_the_sum_is_of_four_words_of_one_state() -> None:
-    numbers = gaussian.clt(SEED, 1).expected(Schedule.of(200, 1))[0].squeeze(1).tolist()
+    numbers = gaussian.clt(SEED, 1).expected(SimulatedSteps.of(200, 1))[0].squeeze(1).tolist()
     state = gaussian._start(SEED)
     for step in range(1, 200):
         assert numbers[step] == sum(state >> (8 * i) & 255 for i in range(4))
@@ -106,7 +106,7 @@ def test_the_sum_is_of_four_words_of_one_state() -> None:
 def test_gaussian_numbers_have_the_moments_of_a_gaussian(name: str, mean: float, spread: float) -> None:
     """Over 30,000 numbers, within four standard errors; the tree's thresholds are rounded to 1/256."""
     made = getattr(gaussian, name)(SEED, 1)
-    x = (made.expected(Schedule.of(30_000, 1))[0][10:, 0].double() - mean) / spread
+    x = (made.expected(SimulatedSteps.of(30_000, 1))[0][10:, 0].double() - mean) / spread
     assert abs(x.mean()) < 4 / sqrt(len(x))
     assert abs(x.var() - 1) < 4 * sqrt(2 / len(x)) + 0.01
     assert Counter((x > 0).tolist())[True] == pytest.approx(len(x) / 2, abs=2 * sqrt(len(x)))

@@ -13,7 +13,7 @@ PASSES = 3  # over a direction that is replayed: theta + eps z, theta - eps z, a
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SimulatedSteps:
     """The steps of a simulation over directions t = 0, 1, ... of equal length, each drawn `passes` times in a row.
 
     Args, [steps] int64 each:
@@ -27,7 +27,7 @@ class Schedule:
     again: Tensor
 
     @classmethod
-    def of(cls, steps: int, length: int, passes: int = 1) -> Schedule:
+    def of(cls, steps: int, length: int, passes: int = 1) -> SimulatedSteps:
         """Return the first `steps` steps over directions of `length` clocks."""
         step = torch.arange(steps)
         turn, clock = step // length, step % length
@@ -35,7 +35,7 @@ class Schedule:
         return cls(turn // passes, clock, (first & ~repeated).long(), (first & repeated).long())
 
 
-Expected = Callable[[Schedule], "tuple[Tensor, Tensor]"]
+Expected = Callable[[SimulatedSteps], "tuple[Tensor, Tensor]"]
 
 
 @dataclass(frozen=True)

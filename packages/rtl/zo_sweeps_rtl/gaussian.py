@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from zo_sweeps_rtl import registers
-from zo_sweeps_rtl.circuit import Circuit, Expected, Schedule, controlled, declared, inputs, module, ports, updated
+from zo_sweeps_rtl.circuit import (
+    Circuit,
+    Expected,
+    SimulatedSteps,
+    controlled,
+    declared,
+    inputs,
+    module,
+    ports,
+    updated,
+)
 
 STATE_BITS, TAPS = 63, (63, 62)
 WORD = 8  # bits of a uniform number
@@ -39,7 +49,7 @@ def tree(seed: int, copies: int, parameters: int = 1, *, replays: bool = False, 
     """
     clocks, length = 1 + WORD * LEVELS, _length(parameters, copies, replays)
 
-    def expected(schedule: Schedule) -> tuple[Tensor, Tensor]:
+    def expected(schedule: SimulatedSteps) -> tuple[Tensor, Tensor]:
         states = _states(seed, clocks, length, schedule)
         path = torch.zeros_like(states)
         for level in range(LEVELS):
@@ -71,7 +81,7 @@ def clt(seed: int, copies: int, parameters: int = 1, *, replays: bool = False, r
     """
     clocks, length = WORD * TERMS, _length(parameters, copies, replays)
 
-    def expected(schedule: Schedule) -> tuple[Tensor, Tensor]:
+    def expected(schedule: SimulatedSteps) -> tuple[Tensor, Tensor]:
         states = _states(seed, clocks, length, schedule).roll(1)  # the state one clock ago
         terms = [states >> (WORD * i) & 255 for i in range(TERMS)]
         return torch.stack(terms).sum(0).unsqueeze(1), torch.zeros_like(states)
@@ -149,7 +159,7 @@ def _start(seed: int) -> int:
     return 1 + (seed + 1) * SPREAD % ((1 << STATE_BITS) - 1)
 
 
-def _states(seed: int, clocks: int, length: int, schedule: Schedule) -> Tensor:
+def _states(seed: int, clocks: int, length: int, schedule: SimulatedSteps) -> Tensor:
     """Return the state that each step uses, [steps] int64."""
     index = schedule.direction * length + schedule.clock
     leap, states = registers.power(TAPS, STATE_BITS, clocks), [_start(seed)]

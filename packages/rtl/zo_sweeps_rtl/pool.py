@@ -12,7 +12,7 @@ from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.pezo_pool import pool as numbers_of
 from zo_sweeps.methods.cycle import advance
 from zo_sweeps_rtl import registers
-from zo_sweeps_rtl.circuit import Circuit, Schedule, controlled, declared, inputs, module, ports, updated
+from zo_sweeps_rtl.circuit import Circuit, SimulatedSteps, controlled, declared, inputs, module, ports, updated
 
 NAME = "pezo_pool"
 BANK = """\
@@ -58,7 +58,7 @@ def pool(
     rows = -(-parameters // lanes)
     onward = distance * pow(lanes, -1, N) % N  # rows from one direction's first to the next one's
 
-    def expected(schedule: Schedule) -> tuple[Tensor, Tensor]:
+    def expected(schedule: SimulatedSteps) -> tuple[Tensor, Tensor]:
         first = schedule.direction * (distance % N) % N + lanes * (schedule.clock % N)
         index = (first.unsqueeze(1) + torch.arange(lanes)) % N
         return integers[index] & ((1 << b) - 1), torch.zeros(len(index), dtype=torch.long)

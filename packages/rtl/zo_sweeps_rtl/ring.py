@@ -12,7 +12,7 @@ from zo_sweeps.engine import lfsr
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.pezo_registers import CPU, block_factors, windows
 from zo_sweeps_rtl import registers
-from zo_sweeps_rtl.circuit import Circuit, Schedule, controlled, declared, inputs, module, ports, updated
+from zo_sweeps_rtl.circuit import Circuit, SimulatedSteps, controlled, declared, inputs, module, ports, updated
 
 NAME, TABLE = "pezo_ring", "factors.hex"
 Factors = Literal["table", "exceptions"]
@@ -58,7 +58,7 @@ def ring(
     shift_bits = (most - least).bit_length()
     length = perturbation.clocks(parameters)
 
-    def expected(schedule: Schedule) -> tuple[Tensor, Tensor]:
+    def expected(schedule: SimulatedSteps) -> tuple[Tensor, Tensor]:
         clock = (schedule.direction * length + schedule.clock) % period
         state, place = (clock % len(states)).unsqueeze(1), clock % n
         numbers = states[(turned[place] + state) % len(states)].long()

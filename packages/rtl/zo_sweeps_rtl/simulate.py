@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zo_sweeps_rtl.circuit import RESET, Circuit, Schedule
+from zo_sweeps_rtl.circuit import RESET, Circuit, SimulatedSteps
 
 VECTORS, CHECK, BENCH = "vectors.hex", "check.v", "bench.v"
 STALL = 13  # one clock in so many has no step
@@ -23,7 +23,7 @@ def vectors(circuit: Circuit, clocks: int) -> str:
     steps = ((at % STALL != STALL - 1) & ((at > 0) | (not reset))).long()
     last = steps.cumsum(0) - 1  # step; -1 before the first
     index = last.clamp(min=0)
-    schedule = Schedule.of(int(index[-1]) + 1, circuit.length, circuit.passes)
+    schedule = SimulatedSteps.of(int(index[-1]) + 1, circuit.length, circuit.passes)
     numbers, shifts = (values.numpy() for values in circuit.expected(schedule))
     by_name = {"step": steps, "fresh": schedule.fresh[index], "again": schedule.again[index], RESET: (at == 0).long()}
     fields = [by_name[name].numpy().reshape(-1, 1) for name in circuit.controls]

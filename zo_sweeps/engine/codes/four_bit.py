@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zo_sweeps.engine.chunk import rows_at_once
-from zo_sweeps.engine.layers.weight_only import Codes
+from zo_sweeps.engine.layers.weight_only import WeightCodes
 
 TABLE = 16  # values
 
@@ -26,7 +26,7 @@ def library() -> Any:
     return functional
 
 
-class FourBit(Codes):
+class FourBit(WeightCodes):
     """w = table[c] * s_block, with s_block the largest |w| of a block of consecutive values, row-major.
 
     With `group` > 0 the scales are quantized too (QLoRA's double quantization): s = mean + table8[c'] * s'_group, to 8

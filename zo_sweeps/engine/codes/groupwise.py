@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zo_sweeps.engine.chunk import rows_at_once
 from zo_sweeps.engine.codes.four_bit_integers import packed, unpacked
-from zo_sweeps.engine.layers.weight_only import Codes
+from zo_sweeps.engine.layers.weight_only import WeightCodes
 
 LARGEST, SMALLEST = 7, -8
 HALF = (LARGEST - SMALLEST) / 2
@@ -18,7 +18,7 @@ TINY = torch.finfo(torch.float32).smallest_normal
 LEVELS = 255  # of an activation, above the lowest
 
 
-class Groupwise(Codes):
+class Groupwise(WeightCodes):
     """w = c * s_group, c = round(w / s) from -8 to 7; s = max |w| / 7.5 of the group, then rounded to bfloat16.
 
     The codes and scales of torchao's symmetric 4-bit quantization by groups, whose scales XNNPACK rounds to bfloat16.

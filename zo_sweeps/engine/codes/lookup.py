@@ -11,13 +11,13 @@ from torch import Tensor
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.engine.chunk import rows_at_once
 from zo_sweeps.engine.codes import kmeans
-from zo_sweeps.engine.layers.weight_only import Codes
+from zo_sweeps.engine.layers.weight_only import WeightCodes
 
 BITS = 4
 VALUES = 1 << BITS
 
 
-class Lookup(Codes):
+class Lookup(WeightCodes):
     """w[r, j] = table[r, c[r, j]], or the entry's own value where it is kept: dense-and-sparse quantization.
 
     The table of a row holds the centroids of its values that are not kept (`kmeans.centroids`), weighted by

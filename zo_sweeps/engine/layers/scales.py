@@ -11,7 +11,7 @@ from zo_sweeps.engine.layers.weight_only import WeightOnly
 from zo_sweeps.methods.space import InstalledSpace
 
 
-class Scales(InstalledSpace):
+class InstalledScales(InstalledSpace):
     """The scales of the target layers' codes, in fp32. One point per forward: it decodes every weight anew."""
 
     batched = False

@@ -16,7 +16,7 @@ from zo_sweeps.engine.integers import Integers
 ENTRIES, ENTRY_VALUES = "entries", "entries_values"  # in `WeightOnly.stored`
 
 
-class Codes(nn.Module):
+class WeightCodes(nn.Module):
     """A weight [out, in] as codes, in buffers: the base of all schemes. Most have `scales` that multiply the codes.
 
     Called, it returns the function (start, stop) -> decoded rows [stop - start, in], whose bits depend on neither. A
@@ -67,7 +67,7 @@ class Codes(nn.Module):
         """Return its buffers by name, with trained values in place of those that they were trained from."""
         return dict(self.state_dict())
 
-    def holding(self, shape: tuple[int, int], buffers: Mapping[str, Tensor]) -> Codes:
+    def holding(self, shape: tuple[int, int], buffers: Mapping[str, Tensor]) -> WeightCodes:
         """Hold the codes of another weight, encoded by the same scheme, in place of its own; return itself.
 
         Args:
@@ -95,7 +95,7 @@ class Codes(nn.Module):
         return rows
 
 
-class IntegerCodes(Codes):
+class IntegerCodes(WeightCodes):
     """Integers from -`largest` to `largest`, times scales: codes that can be trained themselves.
 
     Attributes:
@@ -174,7 +174,7 @@ class WeightOnly(nn.Module):
         entries: values that replace the decoded ones, or None.
     """
 
-    def __init__(self, codes: Codes, bias: nn.Parameter | None, transposed: bool) -> None:
+    def __init__(self, codes: WeightCodes, bias: nn.Parameter | None, transposed: bool) -> None:
         super().__init__()
         self.codes, self.transposed = codes, transposed
         self.out_features, self.in_features = codes.shape

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from zo_sweeps.engine.layers.weight_only import Codes, WeightOnly
+    from zo_sweeps.engine.layers.weight_only import WeightCodes, WeightOnly
 
 
 @dataclass(frozen=True)
 class Encoded(WeightOnlyPrecision):
     """A precision given by its codes: `encode`, and the bytes they take."""
 
-    def encode(self, weight: Tensor) -> Codes:
+    def encode(self, weight: Tensor) -> WeightCodes:
         """Return a contiguous weight [out, in] as codes, on its device."""
         raise NotImplementedError
 
-    def encode_weighted(self, weight: Tensor, sensitivity: Tensor) -> Codes:
+    def encode_weighted(self, weight: Tensor, sensitivity: Tensor) -> WeightCodes:
         """Return a contiguous weight [out, in] as codes that are made by the sensitivity of its entries, [out, in]."""
         raise NotImplementedError
 
@@ -48,7 +48,7 @@ class Encoded(WeightOnlyPrecision):
         return module
 
     @staticmethod
-    def _module(layer: nn.Module, codes: Codes) -> WeightOnly:
+    def _module(layer: nn.Module, codes: WeightCodes) -> WeightOnly:
         from zo_sweeps.engine import linear
         from zo_sweeps.engine.layers.weight_only import WeightOnly
 

@@ -11,7 +11,7 @@ from zo_sweeps.methods.definition import option
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zo_sweeps.engine.layers.weight_only import Codes
+    from zo_sweeps.engine.layers.weight_only import WeightCodes
 
 
 SCALES_PER_SCALE = 256  # with double quantization, as in bitsandbytes
@@ -41,7 +41,7 @@ class FourBitPrecision(Encoded):
             return 4 * blocks
         return blocks + 4 * (-(-blocks // SCALES_PER_SCALE) + 1)  # and the scales' mean
 
-    def encode(self, weight: Tensor) -> Codes:
+    def encode(self, weight: Tensor) -> WeightCodes:
         from zo_sweeps.engine.codes.four_bit import FourBit
 
         group = SCALES_PER_SCALE if self.double_quantization else 0

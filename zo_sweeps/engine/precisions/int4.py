@@ -12,7 +12,7 @@ from zo_sweeps.methods.points import Theta
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zo_sweeps.engine.layers.weight_only import Codes
+    from zo_sweeps.engine.layers.weight_only import WeightCodes
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class INT4(Encoded):
     def unpacked_bytes(self, out: int, into: int) -> int:
         return out * into - self.scales(out, into) * self.block // 2
 
-    def encode(self, weight: Tensor) -> Codes:
+    def encode(self, weight: Tensor) -> WeightCodes:
         from zo_sweeps.engine.codes.four_bit_integers import FourBitIntegers
 
         return FourBitIntegers(weight, self.dtype, self.block)

@@ -11,7 +11,7 @@ from zo_sweeps.methods.points import Theta
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zo_sweeps.engine.layers.weight_only import Codes
+    from zo_sweeps.engine.layers.weight_only import WeightCodes
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class INT8(Encoded):
     def scales(self, out: int, into: int) -> int:
         return out
 
-    def encode(self, weight: Tensor) -> Codes:
+    def encode(self, weight: Tensor) -> WeightCodes:
         from zo_sweeps.engine.codes.eight_bit import EightBit
 
         return EightBit(weight, self.dtype)

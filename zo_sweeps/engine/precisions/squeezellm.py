@@ -13,7 +13,7 @@ from zo_sweeps.methods.space import share
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zo_sweeps.engine.layers.weight_only import Codes
+    from zo_sweeps.engine.layers.weight_only import WeightCodes
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class SqueezeLLM(Encoded):
     def scales(self, out: int, into: int) -> int:
         return 0
 
-    def encode(self, weight: Tensor) -> Codes:
+    def encode(self, weight: Tensor) -> WeightCodes:
         return self._encoded(weight, weight.abs(), None)
 
-    def encode_weighted(self, weight: Tensor, sensitivity: Tensor) -> Codes:
+    def encode_weighted(self, weight: Tensor, sensitivity: Tensor) -> WeightCodes:
         return self._encoded(weight, sensitivity, sensitivity)
 
-    def _encoded(self, weight: Tensor, ranked: Tensor, sensitivity: Tensor | None) -> Codes:
+    def _encoded(self, weight: Tensor, ranked: Tensor, sensitivity: Tensor | None) -> WeightCodes:
         from zo_sweeps.engine import masks
         from zo_sweeps.engine.codes.lookup import Lookup
 

@@ -12,7 +12,7 @@ from zo_sweeps.methods.precision import UNITS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from zo_sweeps.engine.layers.weight_only import Codes
+    from zo_sweeps.engine.layers.weight_only import WeightCodes
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class W4A8(Encoded):
     def scale_bytes(self, out: int, into: int) -> int:
         return 2 * self.scales(out, into)
 
-    def encode(self, weight: Tensor) -> Codes:
+    def encode(self, weight: Tensor) -> WeightCodes:
         from zo_sweeps.engine.codes.groupwise import Groupwise
 
         return Groupwise(weight, self.dtype, self.group_size)

@@ -12,7 +12,7 @@ FACTORS = {"A": "lora_A.weight", "B": "lora_B.weight"}
 
 
 @dataclass(frozen=True)
-class LowRank(LayerSpace):
+class LowRankSpace(LayerSpace):
     """Factors A [r, in] and B [out, r] per target layer, whose product is multiplied by alpha / r."""
 
     adapter: ClassVar[AdapterFormat | None] = AdapterFormat("LORA", FACTORS)

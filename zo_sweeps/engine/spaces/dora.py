@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zo_sweeps.engine.spaces._low_rank import FACTORS, LowRank
+from zo_sweeps.engine.spaces._low_rank import FACTORS, LowRankSpace
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.space import AdapterFormat, Found, InstalledSpace
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DoRA(LowRank):
+class DoRA(LowRankSpace):
     """A ~ Kaiming-uniform (or Gaussian), B = 0, m = ||W||, all trained in fp32: d = r (in + out) + out per layer.
 
     Args:

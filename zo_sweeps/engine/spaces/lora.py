@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zo_sweeps.engine.spaces._low_rank import LowRank
+from zo_sweeps.engine.spaces._low_rank import LowRankSpace
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.space import Found, InstalledSpace
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LoRA(LowRank):
+class LoRA(LowRankSpace):
     """A ~ Kaiming-uniform (or Gaussian), B = 0, both trained in fp32: d = r (in + out) per layer.
 
     Args:

@@ -52,4 +52,4 @@ class Scales(LayerSpace):
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine.layers import scales
 
-        return scales.Scales(module, layers)
+        return scales.InstalledScales(module, layers)

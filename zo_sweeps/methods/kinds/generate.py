@@ -17,7 +17,7 @@ class Generate(Kind):
     Raises UserError without a text.
     """
 
-    runner: ClassVar[str] = "zo_sweeps.run.runner:Generation"
+    runner: ClassVar[str] = "zo_sweeps.run.runner:TimedGeneration"
     generates: ClassVar[bool] = True
     causal_only: ClassVar[str] = "generation"
     parts: ClassVar[tuple[str, ...]] = ("space", "seed")

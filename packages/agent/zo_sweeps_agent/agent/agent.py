@@ -35,10 +35,10 @@ from zo_sweeps_agent.agent import light, trials
 from zo_sweeps_agent.agent.examiner import Examiner
 from zo_sweeps_agent.agent.files import Cache
 from zo_sweeps_agent.agent.keys import Registration
-from zo_sweeps_agent.agent.link import Backoff, RefusedError, UnreachableError, understood
+from zo_sweeps_agent.agent.link import Backoff, HeadRefusedError, UnreachableError, understood
 from zo_sweeps_agent.agent.spool import FRUITLESS, Spool, spools
-from zo_sweeps_agent.agent.trials import TARGET, Slot
-from zo_sweeps_agent.known_answers import Answers, Challenge
+from zo_sweeps_agent.agent.trials import TARGET, TrialProcess
+from zo_sweeps_agent.known_answers import Challenge, MachineAnswers
 from zo_sweeps_agent.lease_contents import LeaseContents, LeaseFile
 from zo_sweeps_agent.protocol import (
     Joined,
@@ -50,7 +50,7 @@ from zo_sweeps_agent.protocol import (
     Received,
     Report,
     Reported,
-    Work,
+    WorkReply,
 )
 
 POLL_SECONDS = 25.0  # the head answers at once when it has work
@@ -120,7 +120,7 @@ class Agent:
         self._examiner = Examiner()
         gpus = [i % lent.gpus if lent.gpus else None for i in range(lent.slots)]
         command = [trials.MODULE, target] if client is None else [light.MODULE, str(client)]
-        self._slots = [Slot(root / "trials.log", gpu, command) for gpu in gpus]
+        self._slots = [TrialProcess(root / "trials.log", gpu, command) for gpu in gpus]
         self._spools = {spool.lease: spool for spool in spools(root)}
         self._folders: dict[str, dict[str, Path]] = {}  # lease -> folders of its files, until it has ended
         self._fetching = threading.Lock()
@@ -184,7 +184,7 @@ class Agent:
                     self._joined = True
                 asked = {"wait": f"{POLL_SECONDS:g}", "running": ",".join(tuple(self._spools))}
                 asked["process"] = self._process
-                work = understood(Work, self._link.get("/v1/work", asked))
+                work = understood(WorkReply, self._link.get("/v1/work", asked))
                 if silent:
                     self._say("the head answers again")
                 silent, self._heard = False, time.time()
@@ -200,7 +200,7 @@ class Agent:
                     self._say(f"{what} ({error}); trials go on{moved}")
                 silent = True
                 self._leaving.wait(backoff.wait(error))
-            except RefusedError as error:
+            except HeadRefusedError as error:
                 if not error.refusal.join:
                     self._inbox.put(error)
                     return
@@ -215,7 +215,7 @@ class Agent:
         facts = here.facts(self._device, self._lent, host, self._client)
         try:
             answer = self._link.post("/v1/join", Joining(facts).to_json())
-        except RefusedError as error:
+        except HeadRefusedError as error:
             if not error.refusal.challenge:
                 raise
             nonce, answers = self._answers(host)
@@ -230,7 +230,7 @@ class Agent:
         for name, why in joined.refused.items():
             self._say(f"  not lent: {name}: {why}")
 
-    def _answers(self, host: Host) -> tuple[str, Answers]:
+    def _answers(self, host: Host) -> tuple[str, MachineAnswers]:
         """Return the nonce of a challenge, and this machine's answers to it."""
         if self._client is None:
             questions = understood(Challenge, self._link.get("/v1/challenge"))
@@ -274,7 +274,7 @@ class Agent:
             spool = Spool.create(self._root, replace(contents, lease=offer.lease))
         except UnreachableError:
             return  # the head names it again
-        except RefusedError as error:
+        except HeadRefusedError as error:
             self._refused_of(error)
             return
         except (UserError, OSError, MalformedError) as error:  # its events here are damaged, or the disk is full
@@ -288,7 +288,7 @@ class Agent:
         """End a lease that has no spool as LOST."""
         self._say(f"cannot take {offer.trial_id}: {why}")
         outcome = Outcome(offer.trial_id, TrialState.LOST, error=f"the board cannot take it: {why}")
-        with contextlib.suppress(UnreachableError, RefusedError):
+        with contextlib.suppress(UnreachableError, HeadRefusedError):
             self._post(offer.lease, Message(offer.held, (), outcome.to_json()))
 
     def _start_trials(self) -> None:
@@ -387,7 +387,7 @@ class Agent:
             except UnreachableError as error:
                 self._quiet_until = time.monotonic() + self._backoff.wait(error)
                 return
-            except RefusedError as error:
+            except HeadRefusedError as error:
                 self._over(spool, error)
 
     def _send_one(self, spool: Spool) -> None:
@@ -405,7 +405,7 @@ class Agent:
         answer = self._link.post(f"/v1/leases/{lease}/events", message.to_json())
         return understood(Received, answer).acknowledged
 
-    def _over(self, spool: Spool, error: RefusedError) -> None:
+    def _over(self, spool: Spool, error: HeadRefusedError) -> None:
         """Take the head's refusal of a lease's events: where to go on, or that the lease is over."""
         expected = error.refusal.expected
         if expected is not None and expected < spool.acknowledged:  # a head that was restored from a copy
@@ -419,19 +419,19 @@ class Agent:
         del self._spools[spool.lease]
         spool.retire()
 
-    def _refused_of(self, error: RefusedError) -> None:
+    def _refused_of(self, error: HeadRefusedError) -> None:
         """Raise _RevokedError if a refusal is of this agent, not of a lease."""
         if error.status in (UNKNOWN_KEY, REVOKED):
             raise _RevokedError(str(error))
 
     def _refused(self, error: Exception) -> None:
-        if isinstance(error, RefusedError):
+        if isinstance(error, HeadRefusedError):
             self._refused_of(error)
             if error.refusal.version:
                 raise _OtherVersionError(str(error))
         raise error
 
-    def _slot_of(self, lease: str) -> Slot | None:
+    def _slot_of(self, lease: str) -> TrialProcess | None:
         return next((slot for slot in self._slots if slot.spool and slot.spool.lease == lease), None)
 
     def _note(self) -> None:
@@ -447,7 +447,7 @@ class Agent:
         with contextlib.suppress(OSError):  # a full disk, which no note is worth a trial
             write_running(self._root, self._registration, self._heard, trials, words)
         if due and self._heard is not None:
-            with contextlib.suppress(UnreachableError, RefusedError):
+            with contextlib.suppress(UnreachableError, HeadRefusedError):
                 answer = self._link.post("/v1/facts", Report(changing(self._meter)).to_json())
                 remark = understood(Reported, answer).remark
                 if remark not in ("", self._remark):
@@ -473,7 +473,7 @@ class Agent:
                 self._handed_back, self._joined = True, False
             except UnreachableError:
                 self._quiet_until = time.monotonic() + SEND_SECONDS
-            except RefusedError as error:
+            except HeadRefusedError as error:
                 self._refused(error)
         if self._full and self._handed_back and free >= 2 * ROOM:
             self._say("there is room on its disk again")
@@ -483,7 +483,7 @@ class Agent:
         """Hand the trials back, and end."""
         try:
             self._hand_back("")
-        except (UnreachableError, RefusedError) as error:
+        except (UnreachableError, HeadRefusedError) as error:
             self._say(f"left without the head's knowledge ({error}): its leases end when their time is up")
             return
         self._say("left")
@@ -494,7 +494,7 @@ class Agent:
             slot.kill()
             slot.spool = None
         for spool in tuple(self._spools.values()):
-            with contextlib.suppress(RefusedError):
+            with contextlib.suppress(HeadRefusedError):
                 self._send_one(spool)
         self._link.post("/v1/leave", Leave(why).to_json())
         for spool in self._spools.values():

@@ -23,7 +23,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices import kernels
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.devices.readings import Host, unchanging
-from zo_sweeps_agent.known_answers import Answers, Challenge, answer
+from zo_sweeps_agent.known_answers import Challenge, MachineAnswers, answer
 
 SECONDS = 600.0  # for a slow board to import torch and try its kernels
 MODULE = "zo_sweeps_agent.agent.examiner"
@@ -63,7 +63,7 @@ class Examiner:
             self.end()  # a kernel that failed may have broken what this process has of the GPU
         return found
 
-    def answers(self, challenge: Challenge, troubles: Mapping[str, str]) -> Answers:
+    def answers(self, challenge: Challenge, troubles: Mapping[str, str]) -> MachineAnswers:
         """Return this machine's answers to the head's known-answer questions: see `known_answers.answer`.
 
         Args:
@@ -74,7 +74,7 @@ class Examiner:
         bad = {name: why for name, why in troubles.items() if why and name in challenge.precisions}
         asked = replace(challenge, precisions=tuple(name for name in challenge.precisions if name not in bad))
         try:
-            found = Answers.read(self._ask(asked.to_json()))
+            found = MachineAnswers.read(self._ask(asked.to_json()))
         except _EndedError as error:
             raise UserError(f"cannot answer the head's questions: {error}") from None
         return replace(found, failed={**found.failed, **bad})

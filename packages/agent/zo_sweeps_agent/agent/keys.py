@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps_agent import codes, protocol
-from zo_sweeps_agent.agent.link import Link, RefusedError, UnreachableError, pinned, trusted, understood, unverified
+from zo_sweeps_agent.agent.link import HeadRefusedError, Link, UnreachableError, pinned, trusted, understood, unverified
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def move(folder: Path, registration: Registration, url: str) -> None:
     link = moved.link(folder)
     try:
         link.get("/v1/ca")  # anybody may ask: what counts is that TLS finds the authority that this machine trusts
-    except (UnreachableError, RefusedError) as error:
+    except (UnreachableError, HeadRefusedError) as error:
         raise UserError(f"not moved: cannot reach the head at {url}: {error}") from None
     finally:
         link.close()
@@ -149,7 +149,7 @@ def enrol(folder: Path, url: str, code: codes.Code, name: str, device: str, auth
         own = "use the name that it is for, and name the authority (PEM) that signed it: --ca FILE"
         fix = own if error.untrusted else "is `zo-sweeps head start` running there?"
         raise UserError(f"cannot reach {url}: {error}", fix=fix) from None
-    except RefusedError as error:
+    except HeadRefusedError as error:
         raise UserError(f"the head refuses: {error.what}") from None
     except (OSError, ssl.SSLError) as error:
         raise UserError(f"cannot register: {error}", where=str(folder)) from None
@@ -177,7 +177,7 @@ def _authority(url: str, code: codes.Code) -> str:
     """Return the authority's certificate (PEM), which the head sends to anybody, if the code names it."""
     asked = Link(url, unverified())
     try:
-        ca = understood(protocol.Authority, asked.get("/v1/ca")).ca
+        ca = understood(protocol.AuthorityReply, asked.get("/v1/ca")).ca
         certificate = x509.load_pem_x509_certificate(ca.encode())
     except ValueError:
         raise UserError(f"{url} is no head of zo_sweeps") from None

@@ -33,7 +33,7 @@ from zo_sweeps.devices.readings import Host, l4t
 from zo_sweeps.record.journal import Journal
 from zo_sweeps_agent.agent.spool import FRUITLESS, Spool
 from zo_sweeps_agent.agent.trials import serve
-from zo_sweeps_agent.known_answers import Answers
+from zo_sweeps_agent.known_answers import MachineAnswers
 from zo_sweeps_agent.protocol import KnownPrograms
 
 MODULE = "zo_sweeps_agent.agent.light"
@@ -66,7 +66,7 @@ def host(found: Mapping[str, Any]) -> Host:
     return Host.read({**found, "executorch": True, "l4t": l4t(), "host": socket.gethostname()})
 
 
-def answers(client: Path, challenge: KnownPrograms) -> Answers:
+def answers(client: Path, challenge: KnownPrograms) -> MachineAnswers:
     """Return the client's answers to the head's known-answer programs; see `known_programs`."""
     noise: set[str] = set()
     losses: dict[str, tuple[float, ...]] = {}
@@ -82,7 +82,7 @@ def answers(client: Path, challenge: KnownPrograms) -> Answers:
                 continue
         noise.add(str(line["theta"]))
         losses[precision] = tuple(float(score) for row in line["scores"] for score in row)
-    return Answers(tuple(sorted(noise)), losses, failed)
+    return MachineAnswers(tuple(sorted(noise)), losses, failed)
 
 
 def _scored(client: Path, bundle: Path, step: int) -> Line:

@@ -35,7 +35,7 @@ class UnreachableError(Exception):
         self.after, self.untrusted = after, untrusted
 
 
-class RefusedError(UserError):
+class HeadRefusedError(UserError):
     """The head answered that it will not; `refusal` says why.
 
     401: it does not know the key; 403: the key is revoked; 404, 410: the lease is not, or no longer, this agent's;
@@ -171,7 +171,7 @@ def _checked(answer: httpx2.Response) -> dict[str, Any]:
         after = answer.headers.get("Retry-After", "")
         why = refusal.error or f"the head answered {answer.status_code}"
         raise UnreachableError(why, float(after) if after.isdigit() else 0.0)
-    raise RefusedError(answer.status_code, refusal)
+    raise HeadRefusedError(answer.status_code, refusal)
 
 
 def _unreachable(error: Exception) -> UnreachableError:

@@ -38,7 +38,7 @@ TARGET = f"{MODULE}:run_checked"
 END_SECONDS = 10.0
 
 
-class Slot:
+class TrialProcess:
     """A process that runs one trial at a time, started when it is first needed; it keeps its last model loaded.
 
     Args:

@@ -24,7 +24,7 @@ from zo_sweeps_agent.gateway.identity import Authority
 from zo_sweeps_agent.gateway.joins import Joins
 from zo_sweeps_agent.gateway.presence import Presence
 from zo_sweeps_agent.gateway.trials import Trials
-from zo_sweeps_agent.gateway.work import Work
+from zo_sweeps_agent.gateway.work import OpenWork
 from zo_sweeps_agent.gateway.writer import Writer
 from zo_sweeps_agent.leases import (
     CodeError,
@@ -41,7 +41,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUS: Mapping[type, int] = {UnknownLeaseError: 404, LeaseOverError: 410, TooLargeError: 413, CodeError: 403}
 
 
-class Gateway:
+class GatewayApp:
     """The application and its tasks; `application` starts and ends them with the server.
 
     Args:
@@ -69,7 +69,7 @@ class Gateway:
         self._write = Writer(writes)
         self._presence = Presence(self._write, lease_seconds)
         self._admission = Admission(reads, self._presence)
-        self._work = Work(reads, self._admission, self._presence, self._write, log)
+        self._work = OpenWork(reads, self._admission, self._presence, self._write, log)
         self._parts = (
             Enrolments(self._write, authority, log),
             Joins(reads, self._write, self._presence, challenges, log),

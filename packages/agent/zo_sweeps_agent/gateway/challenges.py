@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from zo_sweeps.methods.registry import absent
 from zo_sweeps_agent.gateway.exchange import ProblemError
-from zo_sweeps_agent.known_answers import Answers, Challenge
+from zo_sweeps_agent.known_answers import Challenge, MachineAnswers
 from zo_sweeps_agent.protocol import KnownPrograms
 
 COUNT = 4  # of which a joining board gets one
 ANSWERS, PROGRAMS = "answers", "programs"  # kinds: for boards with torch, and for those with the light client
-Known = tuple[Challenge | KnownPrograms, Answers]
+Known = tuple[Challenge | KnownPrograms, MachineAnswers]
 # kind -> what computes the questions: it prints as many [challenge, answers] as its argument says, or {"error": line}
 KINDS: Mapping[str, tuple[str, type[Challenge] | type[KnownPrograms]]] = {
     ANSWERS: ("zo_sweeps_agent.known_answers", Challenge),
@@ -71,7 +71,7 @@ class Challenges:
                     if isinstance(printed, dict):
                         self._why = str(printed["error"])
                     else:
-                        self._known.append((self._shape.read(printed[0]), Answers.read(printed[1])))
+                        self._known.append((self._shape.read(printed[0]), MachineAnswers.read(printed[1])))
             if not self._known:
                 status = await process.wait()
                 self._why = f"its process ended with status {status}" if self._why == "still computing" else self._why

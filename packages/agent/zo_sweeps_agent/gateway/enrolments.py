@@ -37,7 +37,7 @@ class Enrolments:
         return [web.get("/v1/ca", self._ca), web.post("/v1/enrol", self._enrol)]
 
     async def _ca(self, request: web.Request) -> web.Response:
-        return answer(protocol.Authority(self._authority.certificate.decode(), __version__))
+        return answer(protocol.AuthorityReply(self._authority.certificate.decode(), __version__))
 
     async def _enrol(self, request: web.Request) -> web.Response:
         address = request.remote or ""

@@ -20,7 +20,7 @@ from zo_sweeps_agent.gateway.challenges import ANSWERS, PROGRAMS, Challenges
 from zo_sweeps_agent.gateway.exchange import ProblemError, answer, body_of, json_of, shaped
 from zo_sweeps_agent.gateway.presence import Presence
 from zo_sweeps_agent.gateway.writer import Writer
-from zo_sweeps_agent.known_answers import Answers, compare
+from zo_sweeps_agent.known_answers import MachineAnswers, compare
 from zo_sweeps_agent.leases import Store, canonical
 from zo_sweeps_agent.protocol import Joined, Joining, Leave, Report, Reported
 
@@ -48,7 +48,7 @@ class Joins:
     ) -> None:
         self._store, self._write, self._presence = store, write, presence
         self._challenges, self._log = challenges, log
-        self._nonces: OrderedDict[str, tuple[str, str, Answers]] = OrderedDict()  # nonce -> agent, kind, answer
+        self._nonces: OrderedDict[str, tuple[str, str, MachineAnswers]] = OrderedDict()  # nonce -> agent, kind, answer
 
     @property
     def routes(self) -> list[web.RouteDef]:
@@ -78,7 +78,7 @@ class Joins:
             await self._write(lambda store: store.turn_away(name, why))
             self._log(f"{name} may not join: it {why}")
             raise ProblemError(409, f"this board {why}", version=__version__)
-        asked, answers = shaped(Joining, body), shaped(Answers, body)
+        asked, answers = shaped(Joining, body), shaped(MachineAnswers, body)
         answered = canonical([__version__, asked.facts.profile, asked.facts.probe.versions, asked.facts.client])
         if asked.nonce is None:
             agent = self._store.agent(name)
@@ -87,7 +87,7 @@ class Joins:
             refused = {part: why for part, why in agent.refused.items() if part not in REMARKS}
             lent = agent.facts.lent
         else:
-            owner, kind, expected = self._nonces.pop(asked.nonce, ("", "", Answers()))
+            owner, kind, expected = self._nonces.pop(asked.nonce, ("", "", MachineAnswers()))
             if owner != name or kind != (PROGRAMS if asked.facts.client else ANSWERS):
                 raise ProblemError(409, "an unknown or used challenge", challenge=True)
             refused = compare(expected, answers)

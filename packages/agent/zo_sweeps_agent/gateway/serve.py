@@ -24,7 +24,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet.gateway import LEASE_MINUTES, PORT
 from zo_sweeps_agent import agent_records, codes, leases
 from zo_sweeps_agent.gateway import limits
-from zo_sweeps_agent.gateway.app import Gateway
+from zo_sweeps_agent.gateway.app import GatewayApp
 from zo_sweeps_agent.gateway.challenges import ANSWERS, KINDS, Challenges, Known
 from zo_sweeps_agent.gateway.connections import read_in_small_parts
 from zo_sweeps_agent.gateway.identity import Authority
@@ -71,7 +71,7 @@ async def serve(
     agent_records.set_aside(folder / leases.FILE, _log)
     stores = Store(folder / leases.FILE), Store(folder / leases.FILE)
     stores[0].restore()
-    gateway = Gateway(*stores, authority, lease_seconds, asked, _log)
+    gateway = GatewayApp(*stores, authority, lease_seconds, asked, _log)
     context = authority.server_context(host, own)
     bounds: dict[str, Any] = {"max_line_size": limits.HEADER_BYTES, "max_field_size": limits.HEADER_BYTES}
     runner = web.AppRunner(

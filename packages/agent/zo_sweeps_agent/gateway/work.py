@@ -20,14 +20,14 @@ from zo_sweeps_agent.leases import Lease, Store
 from zo_sweeps_agent.protocol import Offer
 
 PATH = "/v1/work"
-NOTHING = protocol.Work()
+NOTHING = protocol.WorkReply()
 LOOK_SECONDS = 0.1  # between looks at the store for changes by other processes
 COPIES = "two machines use its key; zo-sweeps devices revoke {}, and register each with a code and a --name of its own"
 PROCESSES = 4  # of one agent that are remembered
 AGAIN_SECONDS = 2.0  # before an agent is told the same again
 
 
-class Work:
+class OpenWork:
     """The agents that wait for work, and the open leases of all.
 
     Args:
@@ -46,7 +46,7 @@ class Work:
         self._version = -1  # of the store, as last seen
         self._open: dict[str, dict[str, Lease]] = {}  # agent -> its open leases
         self._changes: dict[str, asyncio.Event] = {}  # agents that poll
-        self._told: dict[str, tuple[protocol.Work, float]] = {}  # agent -> its last answer, and when
+        self._told: dict[str, tuple[protocol.WorkReply, float]] = {}  # agent -> its last answer, and when
         self._processes: dict[str, list[str]] = {}  # agent -> its processes that asked, the latest last
 
     @property
@@ -117,7 +117,7 @@ class Work:
         self._processes[name] = [*(one for one in asked if one != process), process][-PROCESSES:]
         return process in asked[:-1]
 
-    def _for(self, name: str, running: set[str]) -> protocol.Work:
+    def _for(self, name: str, running: set[str]) -> protocol.WorkReply:
         """Return what an agent that runs these leases is to start and to stop."""
         own = self._open.get(name, {})
         new = tuple(
@@ -125,7 +125,7 @@ class Work:
             for one in own.values()
             if one.id not in running and not one.stop
         )
-        return protocol.Work(new, tuple(sorted(one for one in running if one not in own or own[one].stop)))
+        return protocol.WorkReply(new, tuple(sorted(one for one in running if one not in own or own[one].stop)))
 
 
 def _asked(leases: Mapping[str, Lease]) -> set[tuple[str, bool]]:
