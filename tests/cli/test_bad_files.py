@@ -17,7 +17,7 @@ from tests.cli.bad_files import FOLDER, GONE, LINK
 from tests.plan.common import changed, write_grid
 from tests.tasks.common import load_task, spec_of, typed
 from zo_sweeps.cli.main import main
-from zo_sweeps.config.files import loaded
+from zo_sweeps.config.parsed_files import loaded
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models.identity import DEMO, status

@@ -16,8 +16,7 @@ from zo_sweeps.core.events import ScoredDev, ScoredTest, Steps
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.baselines import first_order
-from zo_sweeps.engine.batch import Batch, collate
-from zo_sweeps.engine.data import indices
+from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.schedules.linear import Linear

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 
 from tests.engine.conftest import Example, TinyModel, make_examples
 from zo_sweeps.engine import losses
-from zo_sweeps.engine.batch import collate
-from zo_sweeps.engine.data import indices
+from zo_sweeps.engine.batch import collate, indices
 from zo_sweeps.engine.losses import candidate_scores, token_logprobs
 from zo_sweeps.engine.objectives.candidates import Candidates
 from zo_sweeps.engine.objectives.tokens import Tokens

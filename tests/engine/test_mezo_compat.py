@@ -12,8 +12,7 @@ from torch import nn
 
 from tests.engine.conftest import TinyModel, make_examples, tiny_model
 from zo_sweeps.engine import losses
-from zo_sweeps.engine.batch import Batch, collate
-from zo_sweeps.engine.data import indices
+from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.estimators.mezo_compat import MezoCompat as Estimator
 from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.layers.full import FullModel

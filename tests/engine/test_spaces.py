@@ -10,8 +10,7 @@ from peft import LoraConfig, get_peft_model
 
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from zo_sweeps.engine import losses
-from zo_sweeps.engine.batch import collate
-from zo_sweeps.engine.data import indices
+from zo_sweeps.engine.batch import collate, indices
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.losses import token_logprobs

@@ -16,8 +16,7 @@ from tests.engine import contract
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses
-from zo_sweeps.engine.batch import Batch, collate
-from zo_sweeps.engine.data import indices
+from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.direction import ghat
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.in_place import InPlace

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.plan.common import write_grid
-from zo_sweeps.config import composer, files
+from zo_sweeps.config import composer, parsed_files
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 
@@ -27,7 +27,7 @@ again: *one
 
 def test_a_file_has_the_values_that_omegaconf_reads(tmp_path: Path) -> None:
     (tmp_path / "scalars.yaml").write_text(SCALARS)
-    found = files.ParsedFiles("main", f"file://{tmp_path}").load_config("scalars")
+    found = parsed_files.ParsedFiles("main", f"file://{tmp_path}").load_config("scalars")
     expected = OmegaConf.load(tmp_path / "scalars.yaml")
     assert found.header["package"] == "_global_"
     plain = [repr(OmegaConf.to_container(one, resolve=False)) for one in (found.config, expected)]
@@ -36,7 +36,7 @@ def test_a_file_has_the_values_that_omegaconf_reads(tmp_path: Path) -> None:
 
 def test_what_is_done_to_a_configuration_does_not_reach_the_next(tmp_path: Path) -> None:
     (tmp_path / "scalars.yaml").write_text(SCALARS)
-    source = files.ParsedFiles("main", f"file://{tmp_path}")
+    source = parsed_files.ParsedFiles("main", f"file://{tmp_path}")
     first = source.load_config("scalars")
     first.config.nested.a.b.append("more")
     first.header["package"] = "other"

@@ -21,8 +21,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from zo_sweeps.config.command_line import OPEN, PLACE, CommandLine, Forced, quoted
-from zo_sweeps.config.files import closed, loaded, use
 from zo_sweeps.config.messages import explained, nested, siblings, strangers
+from zo_sweeps.config.parsed_files import closed, loaded, use
 from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, OnConfig, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import conf_dir, folder_at, reading

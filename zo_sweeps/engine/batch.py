@@ -14,8 +14,10 @@ position (`every_position=True`: U = N * T). The losses are the same up to round
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -178,3 +180,17 @@ def collate(
         right=is_right,
         slots=slots,
     )
+
+
+@lru_cache(maxsize=4)
+def _epoch(seed: int, epoch: int, size: int) -> tuple[int, ...]:
+    order = list(range(size))
+    random.Random(f"data/{seed}/{epoch}").shuffle(order)
+    return tuple(order)
+
+
+def indices(seed: int, step: int, size: int, batch: int) -> tuple[int, ...]:
+    """Return the examples of step `step` (from 1): shuffled epochs without replacement, last partial batch kept."""
+    batches = -(-size // batch)
+    epoch, place = divmod(step - 1, batches)
+    return _epoch(seed, epoch, size)[place * batch : (place + 1) * batch]

@@ -17,11 +17,11 @@ from zo_sweeps.record.journal import JournalStore, evals, last_step, outcome, pl
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import TrialRecord, flat, recorded
 from zo_sweeps.results.past_trials import EarlierTrial, earlier, lines, listed
-from zo_sweeps.schedule import budget
-from zo_sweeps.schedule.budget import Predicted
+from zo_sweeps.schedule import spending
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
 from zo_sweeps.schedule.prediction import TimePredictions, predictions, slots_here, speed_here
 from zo_sweeps.schedule.snapshot import LiveRun, read_live
+from zo_sweeps.schedule.spending import Predicted
 
 MISSING = "missing"
 
@@ -143,7 +143,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         obstacles=[Statement(why, ids) for why, ids in plan.obstacles.items()],
         notes=[Statement(remark, ids) for remark, ids in by_line(plan.remarks).items()],
         caveats=plan.caveats,
-        over_budget=budget.over(caps, len(plan.trials), spent(plan, standing), Predicted(to_go, joules_left))
+        over_budget=spending.over(caps, len(plan.trials), spent(plan, standing), Predicted(to_go, joules_left))
         if caps.has_cap
         else [],
         order=described(plan, rounds),
@@ -216,9 +216,9 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return total
 
 
-def spent(plan: Plan, standing: Standing) -> budget.Spent:
+def spent(plan: Plan, standing: Standing) -> spending.Spent:
     """Return what the plan's trials have cost so far, as far as its budget asks."""
-    return budget.spent(plan.config.budget, standing, plan.every.keys(), JournalStore(plan.config.folder).read)
+    return spending.spent(plan.config.budget, standing, plan.every.keys(), JournalStore(plan.config.folder).read)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ import torch
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ComputedCodes, ComputedInitial, ComputedMask
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.engine.batch import Batch, collate
-from zo_sweeps.engine.data import indices
+from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.evaluate import Objective as Losses
 from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.replay import digest

@@ -22,12 +22,12 @@ from zo_sweeps.results import past_sweeps, report, sweep_figures
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.facts import plan_facts, spent
 from zo_sweeps.schedule import hooks
-from zo_sweeps.schedule.budget import Caps, Meter, must_hold
 from zo_sweeps.schedule.halving import Rungs, groups
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.prediction import OPERATIONS, TimePredictions, predictions, slots_here, this_device
 from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Summary, Watch
+from zo_sweeps.schedule.spending import Caps, Meter, must_hold
 from zo_sweeps.schedule.sweep import Sweep
 from zo_sweeps.schedule.this_host import crowded, for_this_host
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown

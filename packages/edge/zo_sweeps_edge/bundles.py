@@ -10,7 +10,7 @@ import numpy as np
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Trial
-from zo_sweeps.engine.data import indices
+from zo_sweeps.engine.batch import indices
 from zo_sweeps.engine.train import evaluation_points
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.run.recorder import Nowhere, Recorder
