@@ -187,7 +187,7 @@ import json, os, resource, sys
 import torch
 from tests.run.common import make, run
 from zo_sweeps.devices.estimate import RUNTIME_BYTES
-from zo_sweeps.run import cache
+from zo_sweeps.run import workbench
 
 torch.set_num_threads(1)
 

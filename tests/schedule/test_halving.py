@@ -88,7 +88,7 @@ def test_a_trial_whose_pause_has_not_arrived_is_not_judged():
     for trial_id, loss in (("a", 1.0), ("b", 2.0)):
         halving.see(trial_id, [ScoredDev(step=2, loss=loss, metric=0.0)])
         assert halving.verdicts(running={"b"}) == []
-    assert [(verdict.trial_id, verdict.goes_on) for verdict in halving.verdicts(running=())] == [
+    assert [(trial_id, trial_id in rung.kept) for trial_id, rung in halving.verdicts(running=())] == [
         ("a", True),
         ("b", False),
     ]

@@ -68,8 +68,9 @@ def _run(given: Sequence[str]) -> int:
         raise UserError(f"the working folder cannot be used ({error.strerror})", fix="cd to one that exists") from None
     if given and given[0] in COMMANDS:  # without asking the packages, which takes longer
         return _own(given[0])(given[1:])
-    if given and given[0] in registry.offered("command"):
-        return commands()[given[0]](given[1:])
+    if given and (point := registry.offered("command").get(given[0])):
+        command: Callable[[Sequence[str]], int] = registry.load(point)
+        return command(given[1:])
     if given[:1] in (["-h"], ["--help"]):
         print(_overview(), end="")
         return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,6 @@ PACKAGED = Compositions()  # of the packaged files alone: shared by all composer
 def _packaged_grid(name: str) -> Composer:
     """Return the composer of a packaged grid as it is written: shared by all composers of the process."""
     return Composer([f"+grid={name}"])
-
-
-@cache
-def _scratch() -> DictConfig:
-    """Return the schema's values, for `check_value` to set: new ones per value would be slow."""
-    scratch: DictConfig = OmegaConf.structured(Config)
-    return scratch
 
 
 class Composer:
@@ -293,6 +286,12 @@ class Composer:
         assert isinstance(tree, dict)
         return {str(key): value for key, value in tree.items()}
 
+    @cached_property
+    def _scratch(self) -> DictConfig:
+        """The schema's values, for `check_value` to set: new ones per value would be slow."""
+        scratch: DictConfig = OmegaConf.structured(Config)
+        return scratch
+
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""
         if (path, repr(value)) in self._checked:
@@ -300,7 +299,7 @@ class Composer:
         if path.split(".")[0] not in TRIAL_KEYS:
             raise unknown("key", path, TRIAL_KEYS, where=where)
         try:
-            OmegaConf.update(_scratch(), path, value)
+            OmegaConf.update(self._scratch, path, value)
         except OmegaConfBaseException as error:
             raise explained(error, [], lambda _: where) from None
         self._checked.add((path, repr(value)))

@@ -12,14 +12,17 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import ENERGY, Outcome, Trial, TrialState
 from zo_sweeps.devices.estimate import RUNTIME_BYTES
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.devices.speed import Speed, known
-from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.ledger import Standing
+
+if TYPE_CHECKING:
+    from zo_sweeps.plan.build import Plan
 
 RECENT = 64  # finished trials of a group that count: the machine may be busier than it was
 NOTICED = 0.5  # seconds of loading; less: the process had the model and the rows
