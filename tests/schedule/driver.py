@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.executor import Executor
@@ -38,7 +39,7 @@ def sweep(state: Path, trials: list[Trial], backend: Backend | None = None, **op
 
 if __name__ == "__main__":
     state = Path(sys.argv[1])
-    where = {"slots": 2} if sys.argv[2] == "ray" else {"address": sys.argv[2]}
+    where: dict[str, Any] = {"options": Executor(slots=2)} if sys.argv[2] == "ray" else {"address": sys.argv[2]}
     backend = InlineBackend(TARGET, threads=0) if sys.argv[2] == "inline" else RayBackend(state, target=TARGET, **where)
     plan = [Trial.from_json(entry) for entry in json.loads(Path(sys.argv[3]).read_text())]
     print("ready", flush=True)
