@@ -61,16 +61,17 @@ EVENTS: dict[str, tuple[Any, str]] = {
     "a device that is none": (
         {**START, "device": []}, "event start: wrong 'device': an object of at most 5000 fields is needed",
     ),
-    "text as threads": ({**START, "device": {"threads": "2"}}, f"event start: Measured: wrong 'threads': {COUNT}"),
+    "text as threads": ({**START, "device": {"threads": "2"}}, f"event start: DeviceRecord: wrong 'threads': {COUNT}"),
     "a number as GPUs": (
-        {**START, "device": {"gpus": 1}}, "event start: Measured: wrong 'gpus': a list of at most 64 entries is needed",
+        {**START, "device": {"gpus": 1}},
+        "event start: DeviceRecord: wrong 'gpus': a list of at most 64 entries is needed",
     ),
     "a number as places": (
         {**START, "device": {"earlier": 3}},
-        "event start: Measured: wrong 'earlier': a list of at most 5000 entries is needed",
+        "event start: DeviceRecord: wrong 'earlier': a list of at most 5000 entries is needed",
     ),
     "text as load": (
-        {**START, "device": {"load": {"before": "x"}}}, f"event start: Measured: wrong 'load': {NUMBER}",
+        {**START, "device": {"load": {"before": "x"}}}, f"event start: DeviceRecord: wrong 'load': {NUMBER}",
     ),
     "a list as packages": ({**START, "versions": {"packages": []}}, "event start: wrong 'versions'"),
     "text as an attempt": ({**START, "attempt": "1"}, f"event start: wrong 'attempt': {COUNT}"),
@@ -122,7 +123,7 @@ EVENTS: dict[str, tuple[Any, str]] = {
     "unknown field": (ended(run="code"), "an outcome with an unknown field 'run'"),
     "an end 489 deep": (ended(device=nested(489)), f"{END} wrong 'device': {LEVELS}"),
     "threads of nothing": (
-        ended(device={"threads": None}), f"event end: wrong 'outcome': Measured: wrong 'threads': {COUNT}",
+        ended(device={"threads": None}), f"event end: wrong 'outcome': DeviceRecord: wrong 'threads': {COUNT}",
     ),
     "odd metric": (ended(metrics={"a\n": 1.0}), "event end: a metric named 'a\\n'"),
     "no metric": (ended(metrics={"a": "1"}), f"{END} wrong 'metrics': {NUMBER}"),
