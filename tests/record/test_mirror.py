@@ -353,6 +353,25 @@ def test_the_sweep_does_not_wait_for_a_server_that_never_answers(tmp_path: Path)
     mirror.close(5.0)
 
 
+LOADING = """
+import sys
+from pathlib import Path
+from tests.record.test_mirror import SWEEP
+from zo_sweeps.record.mlflow_store import MlflowMirror
+assert "importlib_metadata" not in sys.modules
+mirror = MlflowMirror(None, "nowhere", SWEEP, sys.argv[1])
+assert hasattr(sys.modules["importlib_metadata"], "MetadataPathFinder"), "its finder serves the other threads' imports"
+mirror.close(60.0)
+"""
+
+
+def test_the_thread_registers_no_half_made_finder_of_packages(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING, str(tmp_path)], cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_server_away_is_said_once_and_nothing_is_lost(tmp_path: Path) -> None:
     store, said = JournalStore(tmp_path), []
     trials = [made_up.trial(seed, steps=10) for seed in range(100)]

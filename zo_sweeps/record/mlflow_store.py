@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import os
 import threading
 import time
@@ -62,6 +63,10 @@ class MlflowMirror:
         self._answers = self._hurry = self._closing = self._finished = self._reported = self._refused = False
         self._pause = FIRST_WAIT
         self._changed = threading.Condition()
+        # MLflow imports it. While it loads, it stands half made among Python's finders of packages, and torch, imported
+        # beside it in another thread, fails at it: so it is loaded first.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("importlib_metadata")
         self._thread = threading.Thread(target=self._main, name="mlflow-mirror", daemon=True)
         self._thread.start()
 
