@@ -59,7 +59,7 @@ def test_a_resumed_trial_keeps_the_place_of_each_attempt_that_ran_steps() -> Non
 
 
 def test_a_trial_on_the_cpu_of_a_gpu_node_is_not_described_as_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = {"kind": "cuda", "profile": "cuda", "name": "A GPU", "gpus": [{"name": "A GPU"}]}
+    gpu = {"kind": "cuda", "profile": "cuda", "name": "A GPU", "gpus": ["A GPU"]}
     monkeypatch.setattr(runner, "probe", lambda: {**probe(), **gpu})
     outcome, _ = run(make(*STEPS))
     assert [outcome.device[name] for name in ("kind", "profile", "name")] == ["cpu", "cpu", processor()]

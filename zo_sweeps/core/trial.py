@@ -250,7 +250,7 @@ class DeviceRecord(Shape):
     processes: int | None = item(None)
     divided: int | None = item(None)
     memory_bytes: int | None = item(None)
-    gpus: tuple[Mapping[str, Any], ...] = item(())
+    gpus: tuple[str, ...] = item((), most=NAME)
     versions: Mapping[str, Any] = item(dict, entries=FACTS)
     load: Mapping[str, float] = item(dict)
     earlier: tuple[DeviceRecord, ...] = item((), entries=FACTS)

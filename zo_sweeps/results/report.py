@@ -226,7 +226,7 @@ def _machines(plan: Plan, standing: Standing) -> dict[str, Any]:
 
 def _device(outcome: Outcome) -> tuple[str, str, str, str]:
     device: Mapping[str, Any] = outcome.device
-    gpus = [str(gpu.get("name", "GPU")) for gpu in device.get("gpus", ()) if isinstance(gpu, Mapping)]
+    gpus = device.get("gpus", ())
     name, memory = str(device.get("name", "?")), device.get("memory_bytes")
     named = [f"{name} ({device.get('profile', device.get('kind', '?'))})", *(gpu for gpu in gpus if gpu != name)]
     cores, threads = (str(device.get(fact, "?")) for fact in ("cores", "threads"))
