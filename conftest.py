@@ -24,8 +24,12 @@ os.environ.pop("COLUMNS", None)  # set in xdist's workers: what a command prints
 TIERS = ("unit", "multiprocess", "e2e")
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}  # audit events of the interpreter
 # The noise kernel's compiler, the standard library's `platform`, git for a trial's provenance, and the trial of kernels
-# for quantized weights: once per process, in whichever test is the first to need them.
-ONCE = ("gaussian.c", "uname", "git", "zo_sweeps.devices.kernels")
+# for quantized weights; on a GPU, what Triton runs to compile a kernel and its launcher: once per process, in whichever
+# test is the first to need them.
+ONCE = (
+    *("gaussian.c", "uname", "git", "zo_sweeps.devices.kernels"),
+    *("ldconfig", "file", "cuda_utils.c", "__triton_launcher.c", "ptxas"),
+)
 
 # Folders whose files share trained weights of every form, an MLflow server, the plans of all grids.
 SHARING = ("tests/api/", "tests/e2e/", "tests/papers/")
