@@ -9,7 +9,16 @@ from zo_sweeps.engine.kernels import triton
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.methods.points import NoiseKey
 
-SPANS = [(0, 1), (0, 1024), (511, 2), (512, 512), (1023, 2), (1000, 5001), ((1 << 31) + 77, 3000)]
+SPANS = [
+    (0, 1),
+    (0, 1024),
+    (511, 2),
+    (512, 512),
+    (1023, 2),
+    (1000, 5001),
+    ((1 << 31) + 77, 3000),
+    ((1 << 34) + 64, 3000),
+]
 SCALES = [1.0, 1e-3, -0.7]
 
 

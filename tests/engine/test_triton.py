@@ -27,8 +27,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from zo_sweeps.engine.kernels import triton as ours
 
-types = dict(table="*i32", terms="i32", start="i32", count="i32", HAS_BASE="constexpr")
-source = ASTSource(ours._combine, dict(out=sys.argv[1], base=sys.argv[1], **types), {"HAS_BASE": True})
+types = dict(out=sys.argv[1], base=sys.argv[1], k0="i32", k1="i32", scale="fp32", table="*i32", more="i32")
+types |= dict(start="i32", count="i32", HAS_BASE="constexpr", STEP="constexpr")
+aligned = {(number,): [["tt.divisibility", 16]] for number in (0, 1)}
+source = ASTSource(ours._combine, types, {"HAS_BASE": True, "STEP": int(sys.argv[2])}, aligned)
 print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=ours.OPTIONS).asm["ptx"])
 """
 
@@ -49,9 +51,13 @@ def test_interpreted_it_has_the_bits_of_the_expression() -> None:
 
 @pytest.mark.multiprocess
 @needs_triton
+@pytest.mark.parametrize("step", ["1", "8"])
 @pytest.mark.parametrize(("dtype", "stored"), [("*fp32", ""), ("*bf16", "cvt.rn.bf16"), ("*fp16", "cvt.rn.f16")])
-def test_compiled_for_a_gpu_it_rounds_every_operation_by_itself_and_to_nearest(dtype: str, stored: str) -> None:
-    code = run("-c", COMPILE, dtype)
+def test_compiled_for_a_gpu_it_rounds_every_operation_by_itself_and_to_nearest(
+    dtype: str, stored: str, step: str
+) -> None:
+    code = run("-c", COMPILE, dtype, step)
+    assert bool(re.search(r"st\.global\.v4", code)) == (step == "8"), "16 bytes at a time"
     assert len(re.findall(r"\b(?:add|mul)\.rn\.f32", code)) > 100
     assert not re.search(r"\bfma\.|\.approx|\.ftz|\b(?:add|sub|mul)\.f32", code)
     assert "sqrt.rn.f32" in code

@@ -197,10 +197,13 @@ def _rounded(
 def _same_bits(run: Run, device: torch.device, dtype: torch.dtype, add: bool) -> bool:
     """Tell whether `run` on `device` is bit-identical to the torch expression on the CPU; `add`: with a base."""
     words, scales, base = [(-5, 17), (1 << 30, -(1 << 30))], [0.3, -1.7], torch.linspace(-1, 1, 5 * LANES, dtype=dtype)
-    ours, theirs = torch.empty_like(base), torch.empty_like(base, device=device)
-    _rounded(_expression, ours, base if add else None, 3 * LANES + 1, words, scales)
-    run(theirs, base.to(device) if add else None, 3 * LANES + 1, words, scales)
-    return torch.equal(ours, theirs.cpu())
+    for start in (3 * LANES + 1, 3 * LANES):  # the CUDA kernel has code of its own for multiples of 8
+        ours, theirs = torch.empty_like(base), torch.empty_like(base, device=device)
+        _rounded(_expression, ours, base if add else None, start, words, scales)
+        run(theirs, base.to(device) if add else None, start, words, scales)
+        if not torch.equal(ours, theirs.cpu()):
+            return False
+    return True
 
 
 @lru_cache(maxsize=1)

@@ -7,10 +7,12 @@ to fused multiply-adds), and `sqrt_rn` is the correctly rounded root, so that th
 expression in noise.py. noise.py imports this module on first use of a CUDA tensor and falls back to the expression if
 triton is missing or gives different bits. Triton comes with torch's CUDA builds; nothing else needs it.
 
-Cost: one read of `base` (if given), one write of `out`, and one small asynchronous copy of the terms to the device.
+Cost: one read of `base` (if given) and one write of `out`. The first term is among the kernel's arguments; further
+ones are copied to the device, a small asynchronous copy. Its arithmetic is the limit: see docs/SPEED.md.
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import triton
@@ -18,15 +20,15 @@ import triton.language as tl
 from torch import Tensor
 
 LANES = tl.constexpr(512)  # counters per group; a group is 2 * LANES elements
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+UNIT = 8  # elements: an access of 16 bytes in half precision
+OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
 
 
 @triton.jit
-def _member(table, term, terms, counter):
+def _member(k0, k1, scale, counter):
     """Return c z of one term for each counter: the first and the second member of the pair."""
-    k0 = tl.load(table + term).to(tl.uint32, bitcast=True)
-    k1 = tl.load(table + terms + term).to(tl.uint32, bitcast=True)
-    scale = tl.load(table + 2 * terms + term).to(tl.float32, bitcast=True)
+    k0 = k0.to(tl.uint32, bitcast=True)
+    k1 = k1.to(tl.uint32, bitcast=True)
     x = counter ^ k0
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = x ^ k1
@@ -64,14 +66,17 @@ def _store(out, base, total, at, count, HAS_BASE: tl.constexpr):
 
 
 # No specialization on argument values: noise.py checks the very code that runs, on a small block.
-@triton.jit(do_not_specialize=["terms", "start", "count"])
-def _combine(out, base, table, terms, start, count, HAS_BASE: tl.constexpr):
+@triton.jit(do_not_specialize=["k0", "k1", "scale", "more", "start", "count"])
+def _combine(out, base, k0, k1, scale, table, more, start, count, HAS_BASE: tl.constexpr, STEP: tl.constexpr):
+    start = start.to(tl.int64) * STEP
+    count = count.to(tl.int64) * STEP
     group = start // (2 * LANES) + tl.program_id(0)
     lane = tl.arange(0, LANES)
     counter = (group * LANES).to(tl.uint32) + lane.to(tl.uint32)
-    first, second = _member(table, 0, terms, counter)
-    for term in range(1, terms):
-        a, b = _member(table, term, terms, counter)
+    first, second = _member(k0, k1, scale, counter)
+    for term in range(more):
+        c = tl.load(table + 2 * more + term).to(tl.float32, bitcast=True)
+        a, b = _member(tl.load(table + term), tl.load(table + more + term), c, counter)
         first += a
         second += b
     at = group.to(tl.int64) * (2 * LANES) - start + lane  # index in `out` of the first half
@@ -86,22 +91,37 @@ def combine(
 
     Sums in fp32 and rounds once to the dtype of `out`. `base` may be `out`.
     """
-    count, terms, lanes = out.numel(), len(words), LANES.value
+    count, more, lanes = out.numel(), len(words) - 1, LANES.value
     if not count:
         return
-    host = torch.empty(3, terms, dtype=torch.int32, pin_memory=out.is_cuda)  # pinned: the copy is asynchronous
-    host[:2] = torch.tensor(words, dtype=torch.int32).T
-    host[2].view(torch.float32).copy_(torch.tensor(scales, dtype=torch.float32))
-    table = host.to(out.device, non_blocking=True)
+    table = _table(words[1:], scales[1:], out.device) if more else _no_table(out.device)
+    # Where start and count are multiples of UNIT, a thread reads and writes as many elements at once.
+    step = 1 if start % UNIT or count % UNIT else UNIT
     groups = -(-(start + count) // (2 * lanes)) - start // (2 * lanes)
     with torch.cuda.device_of(out):
         _combine[(groups,)](
             out,
             out if base is None else base,
+            *words[0],
+            scales[0],
             table,
-            terms,
-            start,
-            count,
+            more,
+            start // step,
+            count // step,
             HAS_BASE=base is not None,
+            STEP=step,
             **OPTIONS,
         )
+
+
+def _table(words: Sequence[tuple[int, int]], scales: Sequence[float], device: torch.device) -> Tensor:
+    """Return the rows k0, k1 and scales (their bits) of several terms, [3, terms] int32."""
+    host = torch.empty(3, len(words), dtype=torch.int32, pin_memory=device.type == "cuda")  # for an asynchronous copy
+    host[:2] = torch.tensor(words, dtype=torch.int32).T
+    host[2].view(torch.float32).copy_(torch.tensor(scales, dtype=torch.float32))
+    return host.to(device, non_blocking=True)
+
+
+@cache
+def _no_table(device: torch.device) -> Tensor:
+    return torch.empty(1, dtype=torch.int32, device=device)
