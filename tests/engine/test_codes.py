@@ -23,6 +23,7 @@ from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.layers.weight_only import WeightOnly
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.precisions.int8 import INT8
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.step import Method
@@ -425,3 +426,12 @@ def test_the_preset_of_the_released_numbers_moves_the_quantization_step_as_the_r
     ours = g * 1e-3 / eps  # the same two losses, over another span
     moved = lr * max(-clip, min(clip, ours))
     assert moved / m == pytest.approx(1e-7 * max(-100, min(100, g)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
+def test_8_bit_codes_on_a_gpu_are_multiplied_in_fp32_and_rounded_once(compute: Any) -> None:
+    codes = INT8(compute=compute).encode(torch.randn(48, 96)).cuda()
+    expected = codes.values.float().mul_(codes.scales / 127).to(codes.like.dtype)
+    assert torch.equal(codes.dense(), expected)
