@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from pandas import DataFrame
@@ -25,18 +26,20 @@ from pandas import DataFrame
 import zo_sweeps
 from tests.cli.common import NOWHERE
 from tests.plan.common import changed, write_grid
+from tests.run.common import make
 from tests.tables.examples import PUBLISHED, small
 from tests.tasks.common import load_task, spec_of
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.files import packed, unpacked
 from zo_sweeps.methods import registry
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.record import archive
 from zo_sweeps.record.journal import JournalStore, evals, predictions
 from zo_sweeps.results import imported
-from zo_sweeps.run.workbench import Workbench
+from zo_sweeps.run.workbench import Workbench, torch_device
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.session import session
+from zo_sweeps.session import session, verify
 from zo_sweeps.tables import build, to_text
 from zo_sweeps.tasks.data import digest_rows
 
@@ -567,3 +570,10 @@ def test_a_row_of_others_says_under_which_conditions_and_leaves_the_table_as_it_
     assert refused.rows == own.rows
     assert "the imported results of Jane (SHA256:x) are not shown" in to_text(refused)
     assert imported.below(own, None, "Jane (SHA256:x)") == own
+
+
+def test_a_trial_of_a_gpu_is_computed_again_on_the_reader_s_machine() -> None:
+    config = TrialConfig.of(make("update.lr=0.1").config)
+    for kind, device in {"cuda": "cuda" if torch.cuda.is_available() else "cpu", "cpu": "cpu"}.items():
+        named = replace(config, device=replace(config.device, name=kind, kind=kind))
+        assert torch_device(verify._here(named, verify.Copies()).device) == device

@@ -228,6 +228,8 @@ def _elsewhere(events: list[Event]) -> str:
 def _here(config: TrialConfig, copies: Copies) -> TrialConfig:
     """Return a configuration with the reader's copies in place of what it names, their identities checked.
 
+    A GPU that it names is left to the reader's machine: replayed weights are the same on a CPU.
+
     Raises UserError for one that is not given, and _WrongError for one that is another.
     """
     packaged = config.model.fingerprint.startswith("package:")  # with its mask, so that no text is read
@@ -240,7 +242,9 @@ def _here(config: TrialConfig, copies: Copies) -> TrialConfig:
     if folder is None and (texts or config.task.source != "packaged"):
         fix = "name your copy of the data with --data DIR, which has a folder per task"
         raise UserError(f"its {'text' if texts else 'rows'} ({config.task.name}) do not ship with zo_sweeps", fix=fix)
-    here = replace(config, model=_model(config.model, copies.model), data=replace(config.data, dir=folder))
+    device = config.device if config.device.cpu else replace(config.device, kind="auto")
+    model = _model(config.model, copies.model)
+    here = replace(config, model=model, data=replace(config.data, dir=folder), device=device)
     here = replace(here, task=replace(config.task, fingerprint=_rows(here)))
     text, missing = fingerprint_texts(here) if texts else (config.data.text_fingerprint, "")
     if missing or text != config.data.text_fingerprint:
