@@ -22,6 +22,7 @@ from zo_sweeps.core import host
 from zo_sweeps.core.caveats import NOISE_TO_SIGNAL
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.layers.full import FullModel
+from zo_sweeps.engine.precisions.int8 import INT8
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.families import describe
@@ -131,13 +132,28 @@ def test_the_gpu_part_measures_the_same_on_any_device(model: CausalModel) -> Non
     device = torch.device("cpu")
     for dtype in (torch.float16, torch.float32):
         row = gpu.perturbation(device, dtype, 1 << 16, rounds=1)
-        assert set(row.detail) == {"copy, GB/s", "perturbation, GB/s", "triton"}
+        assert set(row.detail) == {"copy, GB/s", "perturbation, GB/s", "sum of two directions, GB/s", "triton"}
         assert row.ratio == pytest.approx(row.detail["perturbation, GB/s"] / row.detail["copy, GB/s"])
     before = {name: param.clone() for name, param in model.module.named_parameters()}
     row = gpu.step(model, workload.examples([8], 1), "tiny", rounds=1)
     assert row.ratio == pytest.approx(row.detail["ours"] / (row.detail["two forwards"] + row.detail["two passes"]))
     moved = {name: (param - before[name]).abs().max() for name, param in model.module.named_parameters()}
     assert all(0 < distance < 1e-2 for distance in moved.values()), "two steps were taken, and nothing else was written"
+
+
+@pytest.mark.parametrize("scheme", [None, INT8(compute="fp16")])
+def test_steps_on_a_gpu_are_compared_with_bare_forwards_of_the_same_rows(scheme: INT8 | None) -> None:
+    arch = {**workload.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    rows = list(gpu.steps(torch.device("cpu"), arch, "tiny", scheme, rounds=1, tokens=8))
+    times, peaks = ([row for row in rows if text in row.name] for text in ("two bare forwards", "against inference"))
+    methods = [row.name.split(", tiny")[0] for row in times]
+    assert methods == [row.name.split(", tiny")[0] for row in peaks]
+    assert ("MeZO, all weights" in methods) == (scheme is None), "codes are not moved"
+    for name, row in zip(methods, times, strict=True):
+        assert row.ratio == row.detail[name] / row.detail["two forwards"]
+        assert row.detail["FO-Adam"] > 0
+    for name, row in zip(methods, peaks, strict=True):
+        assert row.ratio == row.detail[f"{name}, MiB"] / row.detail["inference, MiB"]
 
 
 def test_the_seven_billion_are_counted() -> None:

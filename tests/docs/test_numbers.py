@@ -125,6 +125,40 @@ def test_the_ratios_of_shared_forwards_codes_sparse_spaces_and_programs_are_thos
     check(sentence("SPEED", r"takes ([\d.]+ to [\d.]+) times the same runtime"), min(programs), max(programs))
 
 
+def test_the_ratios_on_a_gpu_are_those_of_the_measurement() -> None:
+    rows = bench("gpu-h200")
+    kinds = [f"shape, {kind}," for kind in ("fp16", "int8", "nf4")]
+    lines = table("SPEED", "| Llama-2-7B shape, E=16 T=64 |")
+    lora_fa = "MeZO, LoRA-FA"
+    times, peaks = ([one(rows, lora_fa, kind, what)["detail"] for kind in kinds] for what in ("a step", "peak"))
+    methods = (lora_fa, *(f"P-RGE, {loop}" for loop in ("outer loop", "inner loop", "both loops")), "FO-Adam")
+    (_, *full), *steps = lines[:6]
+    check(" ".join(full), one(rows, "MeZO, all weights", "a step")["ratio"])
+    for (_, *cells), name in zip(steps, methods, strict=True):
+        check(" ".join(cells), *(each[name] / each["two forwards"] for each in times))
+    check(" ".join(lines[6][1:]), *(1e3 * each["two forwards"] for each in times))
+    check(" ".join(lines[7][1:]), *(each["inference, MiB"] / 1024 for each in peaks))
+    for (_, *cells), name in zip(lines[8:], (methods[0], methods[1], *methods[3:]), strict=True):
+        check(" ".join(cells), *(each[f"{name}, MiB"] / each["inference, MiB"] for each in peaks))
+
+    said = sentence("SPEED", r"forwards of one row take (\d+) ms. MeZO over all weights needs ([\d.]+) times")
+    whole = one(rows, "MeZO, all weights", "peak")["ratio"]
+    check(said, 1e3 * one(rows, "full-parameter step")["detail"]["two forwards"], whole)
+    passes = [one(rows, f"perturbation pass, {dtype}") for dtype in ("float32", "float16")]
+    said = r"at ([\d.]+) of a copy's bandwidth in fp32 and ([\d.]+) in fp16"
+    check(sentence("SPEED", said), *(row["ratio"] for row in passes))
+    more = [
+        detail["copy, GB/s"] * (1 / detail["sum of two directions, GB/s"] - 1 / detail["perturbation, GB/s"])
+        for detail in (row["detail"] for row in reversed(passes))
+    ]
+    check(sentence("SPEED", r"takes ([\d.]+) times as long as the copy \(fp32: ([\d.]+)\)"), *more)
+    int8, nf4 = ([row["ratio"] for name, row in rows.items() if name.startswith(kind)] for kind in ("int8,", "nf4,"))
+    said = r"1024 rows take ([\d.]+) to ([\d.]+) times the fp16 GEMM's time with INT8 and ([\d.]+) to ([\d.]+) with"
+    check(sentence("SPEED", said), min(int8), max(int8), min(nf4), max(nf4))
+    sparse = [row["ratio"] for name, row in rows.items() if name.startswith("SparseAdd")]
+    check(sentence("SPEED", r"For one row, SparseAdd takes ([\d.]+) to ([\d.]+) times"), min(sparse), max(sparse))
+
+
 def test_the_noise_of_half_precision_is_that_of_the_measurement() -> None:
     rows = bench("precision")
     of = lambda setting, eps: [

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -67,7 +68,20 @@ def host() -> dict[str, Any]:
         "python": platform.python_version(),
         "compiled_noise": noise.is_compiled(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
+        **_gpu(),
     }
+
+
+def _gpu() -> dict[str, str]:
+    """Return the name of the first GPU that torch sees, and its driver's version; {} without a GPU."""
+    import torch
+
+    from zo_sweeps.devices.kernels import DRIVER
+
+    if not torch.cuda.is_available():
+        return {}
+    version = re.search(r"\d+(\.\d+)+", DRIVER.read_text(errors="replace") if DRIVER.is_file() else "")
+    return {"gpu": torch.cuda.get_device_name(), "driver": version.group() if version else ""}
 
 
 def run(part: str, rounds: int) -> list[RatioRow]:
