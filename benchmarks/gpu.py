@@ -14,17 +14,15 @@ from zo_sweeps.bench.workload import LLAMA_58M, BenchSteps, examples, with_lora_
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.devices.peak_memory import MemoryMeter
-from zo_sweeps.engine import losses, noise
-from zo_sweeps.engine.baselines import first_order
+from zo_sweeps.engine import first_order, losses, noise
 from zo_sweeps.engine.batch import collate
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.train import Scores
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.precision import WeightOnlyPrecision
-from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.methods.space import FullModel, InstalledSpace
 from zo_sweeps.models import families
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.identity import DEMO

@@ -17,7 +17,6 @@ from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.estimators.es import ES
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.loss_noise import LossNoise, noise_to_signal
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
@@ -43,7 +42,7 @@ from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
-from zo_sweeps.methods.space import Space
+from zo_sweeps.methods.space import FullModel, Space
 from zo_sweeps.methods.update import Rounding
 from zo_sweeps.models.load import load
 

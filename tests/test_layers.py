@@ -30,7 +30,7 @@ FLOORS = (
 )
 # MeZO draws its seeds from numpy, and who wants its bits must too; 4-bit codes and 8-bit Adam are bitsandbytes'.
 ALSO = {
-    "engine/mezo_stream.py": {"numpy"},
+    "engine/perturbations/mezo_compat.py": {"numpy"},
     "engine/codes/four_bit.py": {"bitsandbytes"},
     "engine/updates/adam_8bit.py": {"bitsandbytes"},
 }
@@ -142,7 +142,7 @@ def test_the_engine_knows_torch_and_itself() -> None:
 
 
 def test_a_member_of_an_axis_knows_no_other_axis_and_nothing_above() -> None:
-    above = {"evaluate", "step", "train", "replay", "baselines"}
+    above = {"evaluate", "step", "train", "replay", "first_order"}
     wrong = [
         f"{file}:{line} imports {name}"
         for file in FILES

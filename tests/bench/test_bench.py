@@ -21,9 +21,9 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.core import host
 from zo_sweeps.core.caveats import NOISE_TO_SIGNAL
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.precisions.int8 import INT8
 from zo_sweeps.methods.parts import Model
+from zo_sweeps.methods.space import FullModel
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.families import describe
 from zo_sweeps.models.load import load

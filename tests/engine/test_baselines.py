@@ -14,10 +14,8 @@ from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ScoredDev, ScoredTest, Steps
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
-from zo_sweeps.engine import losses
-from zo_sweeps.engine.baselines import first_order
+from zo_sweeps.engine import first_order, losses
 from zo_sweeps.engine.batch import Batch, collate, indices
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
@@ -26,6 +24,7 @@ from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.parts import Model
+from zo_sweeps.methods.space import FullModel
 from zo_sweeps.methods.update import Update
 from zo_sweeps.models.load import load
 from zo_sweeps.plan.build import build

@@ -10,11 +10,9 @@ from torch.profiler import profile
 
 from tests.engine.conftest import TinyModel, make_examples, tiny_model
 from zo_sweeps.devices.estimate import Batches, ForwardRows, memory_by_part
-from zo_sweeps.engine import losses
-from zo_sweeps.engine.baselines import first_order
+from zo_sweeps.engine import first_order, losses
 from zo_sweeps.engine.batch import Batch, collate
-from zo_sweeps.engine.checkpointing import checkpointed
-from zo_sweeps.engine.layers.full import FullModel
+from zo_sweeps.engine.first_order import checkpointed
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.train import Scores, StepDone
@@ -23,6 +21,7 @@ from zo_sweeps.engine.updates.adam_8bit import Adam8bit
 from zo_sweeps.methods.kinds.fo import FirstOrder
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.registry import member
+from zo_sweeps.methods.space import FullModel
 from zo_sweeps.methods.update import Update
 from zo_sweeps.models.load import load
 

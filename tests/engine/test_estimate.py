@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import evaluate
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.space import FullModel
 
 pytestmark = pytest.mark.unit
 

@@ -19,7 +19,6 @@ from zo_sweeps.engine.estimators.es import ES
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import candidates, token_logprobs
 from zo_sweeps.engine.perturbations.coordinate import Coordinate
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
@@ -29,6 +28,7 @@ from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.space import FullModel
 
 pytestmark = pytest.mark.unit
 CPU = torch.device("cpu")

@@ -17,13 +17,13 @@ from zo_sweeps.engine.estimators.es import ES
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.space import FullModel
 
 pytestmark = pytest.mark.unit
 

@@ -25,7 +25,7 @@ from tests.engine.test_codes import (
 from zo_sweeps.engine.codes.groupwise import Groupwise, rounded
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import evaluate
-from zo_sweeps.engine.layers.dora import DoraLinear
+from zo_sweeps.engine.layers.low_rank import DoraLinear
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.schedules.constant import Constant

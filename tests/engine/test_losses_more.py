@@ -12,7 +12,6 @@ from tests.engine.test_losses import mixed, plain_answer_logprobs
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.schedules.constant import Constant
@@ -20,6 +19,7 @@ from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, train
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.space import FullModel
 
 pytestmark = pytest.mark.unit
 

@@ -15,7 +15,6 @@ from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.estimators.mezo_compat import MezoCompat as Estimator
 from zo_sweeps.engine.in_place import InPlace
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.mezo_compat import MezoCompat as Stream
 from zo_sweeps.engine.replay import replay
@@ -24,6 +23,7 @@ from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Scores, StepDone, train
 from zo_sweeps.engine.updates.mezo_compat import MezoCompat as Update
 from zo_sweeps.methods.points import Layout, NoiseKey
+from zo_sweeps.methods.space import FullModel
 
 pytestmark = pytest.mark.unit
 STEPS, EPS, LR, SEED = 20, 1e-3, 1e-3, 42

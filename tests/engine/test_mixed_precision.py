@@ -16,14 +16,13 @@ from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.memory_parts import TOTAL
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.engine import losses
-from zo_sweeps.engine.baselines import first_order
+from zo_sweeps.engine import first_order, losses
 from zo_sweeps.engine.batch import Batch, collate
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import Loss
 from zo_sweeps.engine.train import Scores, StepDone
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.space import FullModel
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.methods.update import Update
 

@@ -13,11 +13,11 @@ from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.space import FullModel
 
 pytestmark = pytest.mark.unit
 

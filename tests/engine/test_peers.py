@@ -19,7 +19,6 @@ from zo_sweeps.engine.estimators.mezo_compat import MezoCompat
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.in_place import InPlace
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.peers import HEAD, Follower, PeerLostError, Team, pack, pack_losses, shares, unpack
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
@@ -37,6 +36,7 @@ from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.space import FullModel
 from zo_sweeps.methods.update import Update
 
 pytestmark = pytest.mark.unit

@@ -8,8 +8,7 @@ import torch
 from tests.engine import contract
 from tests.engine.conftest import make_examples, tiny_model
 from tests.engine.spaces_common import MEMBERS, digest, install, logits, nudge
-from zo_sweeps.engine import losses
-from zo_sweeps.engine.baselines import first_order
+from zo_sweeps.engine import first_order, losses
 from zo_sweeps.engine.batch import collate, indices
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import evaluate

@@ -14,7 +14,6 @@ from tests.engine.contract import LAYOUT, SHAPES, d
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.in_place import InPlace
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
@@ -25,6 +24,7 @@ from zo_sweeps.engine.step import step as take_step
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
+from zo_sweeps.methods.space import FullModel
 
 pytestmark = pytest.mark.unit
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.engine.contract import LAYOUT
 from tests.engine.test_perturbations import CPU, direction
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.engine import lfsr, modulus, pezo_pool, pezo_registers
+from zo_sweeps.engine import lfsr, pezo
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.methods.definition import read
@@ -124,7 +124,7 @@ def plain_onthefly(member: PeZOOnTheFly, keys: list[NoiseKey]) -> Tensor:
     for _ in range((1 << bits) - 1):
         address = filling.first.output
         u = [number(v) for v in filling.clock()]
-        factor = modulus.expected_norm(n) / math.sqrt(sum(x * x for x in u))
+        factor = pezo.expected_norm(n) / math.sqrt(sum(x * x for x in u))
         table[address] = factor if member.rounding == "none" else nearest_power(factor, member.rounding)
     assert len(table) == (1 << bits) - 1
     array, directions = Array(keys[0].seed, n, bits, leap), []
@@ -169,7 +169,7 @@ def test_each_clocks_block_has_a_gaussians_modulus_before_rounding() -> None:
     member, layout = PeZOOnTheFly(rounding="none"), Layout({"w": torch.Size([n * 600 + 1])}, 1)
     z = direction(member.bind(layout), NoiseKey(0, 3, 0), layout)
     norms = z[: n * 600].view(600, n).double().norm(dim=1)
-    assert torch.allclose(norms, torch.full_like(norms, modulus.expected_norm(n)), rtol=1e-6)
+    assert torch.allclose(norms, torch.full_like(norms, pezo.expected_norm(n)), rtol=1e-6)
 
 
 def test_rounded_factors_are_powers_of_two_within_their_bounds() -> None:
@@ -189,11 +189,11 @@ def test_rounded_factors_are_powers_of_two_within_their_bounds() -> None:
 def test_whole_directions_have_a_gaussians_modulus_if_that_is_the_length(member: PeZOOnTheFly | PeZOPool) -> None:
     bound = member.bind(LAYOUT)
     for key in KEYS:
-        assert direction(bound, key).norm() == pytest.approx(modulus.expected_norm(d), rel=1e-6)
+        assert direction(bound, key).norm() == pytest.approx(pezo.expected_norm(d), rel=1e-6)
     wide = Layout({"w": torch.Size([3001]), "v": torch.Size([10, 10])}, 2)  # several pools long
     for step in range(1, 20):
         norm = direction(member.bind(wide), NoiseKey(0, step, 1), wide).norm()
-        assert norm == pytest.approx(modulus.expected_norm(3101), rel=1e-6)
+        assert norm == pytest.approx(pezo.expected_norm(3101), rel=1e-6)
 
 
 def test_on_the_fly_blocks_of_memory_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_on_the_fly_blocks_of_memory_do_not_show(monkeypatch: pytest.MonkeyPatch
     for member in (PeZOOnTheFly(), PeZOOnTheFly(address="pointer"), PeZOOnTheFly(length="perturbation")):
         whole = direction(member.bind(layout), NoiseKey(0, 9, 0), layout)
         with monkeypatch.context() as patch:
-            patch.setattr(pezo_registers, "BLOCK", 100)
+            patch.setattr(pezo, "BLOCK", 100)
             assert torch.equal(direction(member.bind(layout), NoiseKey(0, 9, 0), layout), whole)
 
 
@@ -220,8 +220,8 @@ def test_centred_numbers_have_no_mean_over_a_period_and_others_are_positive() ->
 @pytest.mark.parametrize("k", [2, 4, 6, 12])
 @pytest.mark.parametrize("rounding", ["none", "linear"])
 def test_leftovers_of_the_pool_open_the_next_direction(k: int, rounding: str) -> None:
-    pool = pezo_pool.pool(11, k)
-    factor = modulus.expected_norm(len(pool)) / float(pool.double().norm())
+    pool = pezo.pool(11, k)
+    factor = pezo.expected_norm(len(pool)) / float(pool.double().norm())
     factor = factor if rounding == "none" else nearest_power(factor, rounding)
     stream = itertools.cycle((pool * torch.tensor(factor, dtype=torch.float32)).tolist())
     member = PeZOPool(k, rounding=rounding).bind(LAYOUT)
@@ -230,7 +230,7 @@ def test_leftovers_of_the_pool_open_the_next_direction(k: int, rounding: str) ->
 
 
 def test_the_pool_is_uniform_and_its_modulus_a_gaussians() -> None:
-    pool = pezo_pool.pool(0, 16).double()
+    pool = pezo.pool(0, 16).double()
     n = len(pool)
     assert n == 65535
     assert -1 < pool.min() < -0.999
@@ -239,12 +239,12 @@ def test_the_pool_is_uniform_and_its_modulus_a_gaussians() -> None:
     assert abs(pool.square().mean() - 1 / 3) < 5 * math.sqrt(4 / 45 / n)
     layout = Layout({"w": torch.Size([4095]), "v": torch.Size([1])}, 1)
     z = PeZOPool().bind(layout).sample(NoiseKey(5, 3, 0), "w", torch.Size([4095]), CPU)  # one whole pool
-    assert z.norm() == pytest.approx(modulus.expected_norm(4095), rel=1e-6)
+    assert z.norm() == pytest.approx(pezo.expected_norm(4095), rel=1e-6)
 
 
 def test_the_run_walks_through_the_pool_at_the_stated_offsets() -> None:
     """u_t[j] = p[(t d + j) mod N] far into a run, from the closed form alone."""
-    member, pool = PeZOPool(8).bind(LAYOUT), pezo_pool.pool(0, 8)
+    member, pool = PeZOPool(8).bind(LAYOUT), pezo.pool(0, 8)
     key = NoiseKey(0, 1_000_003, 2)
     start = ((key.step - 1) * q + 2) * d
     expected = pool[(start + torch.arange(d)) % 255]
@@ -300,7 +300,7 @@ def test_the_papers_models_have_the_directions_that_their_sizes_leave() -> None:
 
 
 def test_a_coprime_advance_skips_the_numbers_that_it_leaves_unused() -> None:
-    layout, pool = Layout({"w": torch.Size([63])}, 1), pezo_pool.pool(0, 4)  # 63 and 15 share a factor, 64 and 15 none
+    layout, pool = Layout({"w": torch.Size([63])}, 1), pezo.pool(0, 4)  # 63 and 15 share a factor, 64 and 15 none
     member = PeZOPool(4, advance="coprime").bind(layout)
     for t in range(40):
         z = direction(member, NoiseKey(0, t + 1, 0), layout)
@@ -326,7 +326,7 @@ def test_numbers_of_a_register_correlate_unless_it_leaps() -> None:
 
 @pytest.mark.parametrize("bits", [4, 12])
 def test_a_stored_pool_has_the_nearest_fixed_point_numbers(bits: int) -> None:
-    exact, stored = pezo_pool.pool(0, 12).double(), pezo_pool.pool(0, 12, bits).double()
+    exact, stored = pezo.pool(0, 12).double(), pezo.pool(0, 12, bits).double()
     levels = stored * 2 ** (bits - 1)
     assert torch.equal(levels, levels.round())
     assert levels.min() >= -(2 ** (bits - 1))
@@ -338,7 +338,7 @@ def test_a_stored_pool_has_the_nearest_fixed_point_numbers(bits: int) -> None:
         z = direction(PeZOPool(12, length, stored_bits=bits).bind(layout), NoiseKey(0, 2, 0), layout)
         u = stored[(4096 + torch.arange(4096)) % 4095].float()
         m, norm = (4095, stored.norm()) if length == "pool" else (4096, u.double().norm())
-        assert torch.allclose(z, u * (modulus.expected_norm(m) / norm).float(), rtol=1e-6, atol=0)
+        assert torch.allclose(z, u * (pezo.expected_norm(m) / norm).float(), rtol=1e-6, atol=0)
 
 
 def test_sizes_that_would_repeat_one_direction_for_ever_are_refused() -> None:
@@ -351,17 +351,17 @@ def test_sizes_that_would_repeat_one_direction_for_ever_are_refused() -> None:
 @pytest.mark.parametrize("m", [1, 2, 5, 31, 255])
 def test_the_expected_modulus_is_that_of_monte_carlo(m: int) -> None:
     norms = torch.randn(20_000, m, generator=torch.Generator().manual_seed(m), dtype=torch.double).norm(dim=1)
-    assert abs(norms.mean() - modulus.expected_norm(m)) < 5 * norms.std() / math.sqrt(len(norms))
+    assert abs(norms.mean() - pezo.expected_norm(m)) < 5 * norms.std() / math.sqrt(len(norms))
 
 
 def test_the_expected_modulus_is_the_closed_form() -> None:
-    assert modulus.expected_norm(1) == pytest.approx(math.sqrt(2 / math.pi), rel=1e-14)
-    assert modulus.expected_norm(2) == pytest.approx(math.sqrt(math.pi / 2), rel=1e-14)
+    assert pezo.expected_norm(1) == pytest.approx(math.sqrt(2 / math.pi), rel=1e-14)
+    assert pezo.expected_norm(2) == pytest.approx(math.sqrt(math.pi / 2), rel=1e-14)
     for m in range(1, 171):  # as far as Gamma itself goes
         expected = math.sqrt(2) * math.gamma((m + 1) / 2) / math.gamma(m / 2)
-        assert modulus.expected_norm(m) == pytest.approx(expected, rel=1e-12)
+        assert pezo.expected_norm(m) == pytest.approx(expected, rel=1e-12)
     for m in (100, 9_998, 9_999, 10_000, 123_456, 10**7, 7 * 10**9):  # E_m E_{m+1} = m, on both sides of the switch
-        assert modulus.expected_norm(m) * modulus.expected_norm(m + 1) == pytest.approx(m, rel=3e-11)
+        assert pezo.expected_norm(m) * pezo.expected_norm(m + 1) == pytest.approx(m, rel=3e-11)
 
 
 @pytest.mark.parametrize("m", [31, 255])
@@ -371,7 +371,7 @@ def test_scaling_brings_uniform_vectors_to_the_gaussian_modulus_of_monte_carlo(m
     gaussian = torch.randn(20_000, m, generator=draw, dtype=torch.double).norm(dim=1)
     layout = Layout({"w": torch.Size([m])}, 1)
     member = PeZOPool(10, "perturbation").bind(layout)
-    pool = pezo_pool.pool(0, 10).double()
+    pool = pezo.pool(0, 10).double()
     for t in range(20):
         u = pool[(t * m + torch.arange(m)) % 1023]
         factor = direction(member, NoiseKey(0, t + 1, 0), layout).double().norm() / u.norm()
@@ -382,9 +382,9 @@ def test_scaling_brings_uniform_vectors_to_the_gaussian_modulus_of_monte_carlo(m
 @pytest.mark.parametrize("rule", ["linear", "log"])
 def test_factors_are_rounded_to_the_nearest_power_of_two(rule: str) -> None:
     factors = [0.3 * 1.0171**i for i in range(400)] + [1.0, 2.0, 1.5, 3.0, 0.75]
-    got = modulus.round_factor(torch.tensor(factors, dtype=torch.double), rule).tolist()
+    got = pezo.round_factor(torch.tensor(factors, dtype=torch.double), rule).tolist()
     assert got == [nearest_power(x, rule) for x in factors]
-    assert modulus.round_factor(torch.tensor(1.45), rule) == {"linear": 1, "log": 2}[rule]
+    assert pezo.round_factor(torch.tensor(1.45), rule) == {"linear": 1, "log": 2}[rule]
 
 
 MEMBERS = {"pezo_pool": PeZOPool, "pezo_onthefly": PeZOOnTheFly}

@@ -10,7 +10,7 @@ from zo_sweeps.engine import losses, masks
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.losses import token_logprobs
-from zo_sweeps.engine.sensitivity import concentration, covered, gradient_of_mean
+from zo_sweeps.engine.masks import concentration, covered, gradient_of_mean
 
 pytestmark = pytest.mark.unit
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from zo_sweeps.engine import masks
-from zo_sweeps.engine.codes.kmeans import centroids
+from zo_sweeps.engine.codes.lookup import centroids
 from zo_sweeps.engine.precisions.squeezellm import SqueezeLLM
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 

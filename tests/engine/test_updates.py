@@ -20,7 +20,6 @@ from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.direction import ghat
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.in_place import InPlace
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.constant import Constant
@@ -33,6 +32,7 @@ from zo_sweeps.engine.updates.conservative import Conservative
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import Estimate, NoiseKey
+from zo_sweeps.methods.space import FullModel
 from zo_sweeps.methods.update import Update
 
 pytestmark = pytest.mark.unit

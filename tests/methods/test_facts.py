@@ -16,7 +16,6 @@ from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.sphere import Sphere
@@ -25,6 +24,7 @@ from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import Layout
+from zo_sweeps.methods.space import FullModel
 
 pytestmark = pytest.mark.unit
 ROLES = {

@@ -138,7 +138,7 @@ def test_shipped_members_are_still_there_beside_others(tmp_path: Path) -> None:
 def test_files_that_begin_with_an_underscore_are_no_members(tmp_path: Path) -> None:
     own(tmp_path, MEMBER, name="_halving")
     assert "_halving" not in registry.names("schedule")
-    assert "_move" not in registry.names("update")
+    assert "_encoded" not in registry.names("precision")
 
 
 def test_a_name_that_is_none_is_refused_with_the_near_match(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from tests.models.test_coded import PRECISION, decoded
 from tests.models.test_families import padded, rows
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.evaluate import evaluate
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.spaces.full import Full
@@ -33,7 +32,7 @@ from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey, Point
-from zo_sweeps.methods.space import Space
+from zo_sweeps.methods.space import FullModel, Space
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.families import describe
 from zo_sweeps.models.generic import is_masked

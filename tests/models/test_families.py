@@ -17,7 +17,6 @@ from peft import PeftModel
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.estimate import Batches, ForwardRows, memory_by_part
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.out_of_place import out_of_place
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.precisions.fp32 import FP32
@@ -28,7 +27,7 @@ from zo_sweeps.methods.kinds.fo import FirstOrder
 from zo_sweeps.methods.kinds.zo import ZerothOrder
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.points import NoiseKey, Point
-from zo_sweeps.methods.space import LayerSpace, Space
+from zo_sweeps.methods.space import FullModel, LayerSpace, Space
 from zo_sweeps.models import adapters
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.families import describe, names

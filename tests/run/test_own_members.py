@@ -288,11 +288,11 @@ def test_the_code_of_a_trial_is_that_of_the_engine_and_of_the_members_that_it_us
         return {name for name in every if after[name] != before[name]}
 
     common = ["engine/step.py", "engine/noise.py", "engine/losses.py", "tasks/scoring.py", "run/workbench.py"]
-    common += [f"methods/{name}.py" for name in ("cycle", "points", "evaluation", "space")]
+    common += [f"methods/{name}.py" for name in ("perturbation", "points", "evaluation", "space")]
     for name in (*common, "devices/peak_memory.py"):
         assert (code.ROOT / name).is_file()
         assert changes(name) == {"zo", "sign"}, name
     assert changes("engine/updates/sgd.py") == {"zo"}
-    assert changes("engine/updates/_move.py") == {"zo", "sign"}
+    assert changes("engine/precisions/_encoded.py") == {"zo", "sign"}
     assert changes("engine/updates/sign.py") == {"sign"}
     assert changes("cli/main.py") == changes("engine/spaces/dora.py") == set()

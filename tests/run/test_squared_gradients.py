@@ -26,7 +26,7 @@ from zo_sweeps.core.trial import TrialState
 from zo_sweeps.devices.estimate import finding_memory
 from zo_sweeps.engine import losses, masks
 from zo_sweeps.engine.batch import collate
-from zo_sweeps.engine.checkpointing import checkpointed
+from zo_sweeps.engine.first_order import checkpointed
 from zo_sweeps.engine.objectives.tokens import Tokens
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load

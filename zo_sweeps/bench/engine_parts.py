@@ -14,12 +14,12 @@ from zo_sweeps.bench.workload import BenchSteps, demo, examples, llama_58m, mezo
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.layers.full import FullModel
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.space import FullModel
 from zo_sweeps.models.causal import CausalModel
 
 ELEMENTS = 1 << 22

@@ -191,7 +191,7 @@ class ComputedInitial(Computed, kind="initial"):
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredGradients(Event, kind="gradients"):
-    """The cumulative normalized squared gradient; see `engine.sensitivity`.
+    """The cumulative normalized squared gradient; see `engine.masks`.
 
     Args:
         covered: "task_dynamic/0.001" -> its share in this mask at this density.

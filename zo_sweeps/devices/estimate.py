@@ -313,7 +313,7 @@ def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: i
     The sum of
 
         weights                     b P
-        inputs of the layers        b L T D         (a layer's activations are computed again: `engine.checkpointing`)
+        inputs of the layers        b L T D         (a layer's activations are computed again: `engine.first_order`)
         one layer's activations     as `memory_by_part` has them for backpropagation, and the logits
         one layer's attention       16 H T^2        (unfused, to be deterministic: T x T matrices in fp32)
         one gradient                (b + 4) I D     (moved to main memory and squared there)

@@ -5,7 +5,7 @@ A text is a candidate's tokens without the last one (nothing is predicted after 
 as `terrible` and `great` after one prompt, share it; logits are computed at the U distinct places only. A causal model
 predicts an answer token at the token before it; a masked model at its mask, token `mask_at` of the text.
 Texts of different lengths share rows where that saves tokens (packing.py); each text of a masked model has its own row.
-With `shared`, the tokens that the texts of an example begin with are there once (prompts.py): the row "p p p a a b b",
+With `shared`, the tokens that the texts of an example begin with are there once (packing.py): the row "p p p a a b b",
 with positions "0 1 2 3 4 3 4", holds the texts "p p p a a" and "p p p b b".
 
 Released code shares nothing (`packed=False`: a row per candidate, padded to the longest) and computes logits at every
@@ -23,8 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from zo_sweeps.engine.packing import MULTIPLE, pack, padded_to
-from zo_sweeps.engine.prompts import TextGroup, groups
+from zo_sweeps.engine.packing import MULTIPLE, TextGroup, groups, pack, padded_to
 
 
 class Candidate(Protocol):

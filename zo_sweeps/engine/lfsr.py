@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.cached import cached
-from zo_sweeps.methods.cycle import advance
+from zo_sweeps.engine.noise import cached
+from zo_sweeps.methods.perturbation import advance
 from zo_sweeps.methods.points import NoiseKey
 
 TAPS: dict[int, tuple[int, ...]] = {

@@ -1,4 +1,4 @@
-"""Masks: the k entries of the weights that a sparse space trains (sensitive, random, or outliers).
+"""Masks: the k entries of the weights that a sparse space trains, and the share of the gradient that they hold.
 
 A mask is a sorted list of flat indices for each layer, and a function of weights, batches and an address: it is
 reproducible, up to the rounding of gradients between kinds of device.
@@ -16,7 +16,9 @@ The paper (Guo et al., 2024, "Zeroth-Order Fine-Tuning of LLMs with Extreme Spar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Literal
 
 import torch
@@ -31,6 +33,8 @@ Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, as
 Scope = Literal["per_layer", "global"]
 Score = Literal["fisher", "mean_gradient"]
 Zeros = Callable[[Mapping[str, torch.Size]], Mapping[str, Tensor]]  # shapes -> zeros of these shapes, fp32, CPU
+DENSITIES = (1e-4, 1e-3, 1e-2)  # the fractions of the paper's Figure 8
+SHARES = tuple(10 ** (k / 4) for k in range(-20, 1))  # 1e-5 to 1: the abscissas of the curve
 
 
 class Lazily(Mapping[str, Tensor]):
@@ -108,7 +112,7 @@ def squared_gradients(
             defaults to main memory.
 
     Raises ArithmeticError if a gradient is not finite. Cost: a forward and a backward per example, which move every
-    gradient to main memory. Memory: on the device, the activations of one example (see `engine.checkpointing`) and the
+    gradient to main memory. Memory: on the device, the activations of one example (see `engine.first_order`) and the
     gradient of one layer; in the place that `zeros` chooses, 4 bytes per entry; in main memory, 6 bytes per entry of
     one layer. The result moves a layer to the device when it is read.
     """
@@ -164,6 +168,75 @@ def sensitive(
 ) -> Masks:
     """Return the entries with the largest squared gradients (definition 3): `top` of `squared_gradients`."""
     return top(squared_gradients(weights, losses, score, zeros), density, scope)
+
+
+@dataclass(frozen=True)
+class Concentration:
+    """The cumulative normalized squared gradient over the layers.
+
+    Args:
+        shares: shares of a layer's entries, ascending.
+        mean, std: over the layers, of the share of the layer's squared gradient in these entries.
+        layers: number of layers with a non-zero gradient.
+    """
+
+    shares: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    layers: int
+
+
+def concentration(scores: Mapping[str, Tensor], shares: Sequence[float] = SHARES) -> Concentration:
+    """Return the sum of a layer's k largest scores over the sum of all, with k = share * entries (at least one).
+
+    Layers with zero gradient are left out. Source: Guo et al., 2024, Figures 2 and 7. Cost: a sort of every layer;
+    memory: two fp64 copies of one layer.
+    """
+    curves = []
+    for value in scores.values():
+        cumulative = value.flatten().double().sort(descending=True).values.cumsum(0)
+        total = float(cumulative[-1])
+        if total > 0:
+            counts = [max(1, round(share * len(cumulative))) for share in shares]
+            curves.append([float(cumulative[count - 1]) / total for count in counts])
+    by_share = list(zip(*curves, strict=True)) or [(0.0,)] * len(shares)
+    return Concentration(tuple(shares), tuple(map(fmean, by_share)), tuple(map(pstdev, by_share)), len(curves))
+
+
+def covered(scores: Mapping[str, Tensor], mask: Masks) -> float:
+    """Return the mean over the layers of the share of the squared gradient at the mask's entries; see `concentration`.
+
+    Source: Guo et al., 2024, Figures 3 and 8.
+    """
+    held = []
+    for name, value in scores.items():
+        flat = value.flatten().double()
+        total = float(flat.sum())
+        if total > 0:
+            held.append(float(flat[mask[name].to(flat.device)].sum()) / total if name in mask else 0.0)
+    return fmean(held) if held else 0.0
+
+
+def gradient_of_mean(
+    module: nn.Module,
+    weights: Mapping[str, nn.Parameter],
+    losses: Iterable[Callable[[], Tensor]],
+    zeros: Zeros | None = None,
+) -> Mapping[str, Tensor]:
+    """Return [grad F(w)]_i^2 for every entry of `weights`, up to a common factor; F is the mean of `losses`.
+
+    `module` holds the weights. No other parameter of it receives a gradient. `zeros`, cost, memory: see
+    `squared_gradients`.
+    """
+    chosen = {id(weight) for weight in weights.values()}
+    others = [param for param in module.parameters() if param.requires_grad and id(param) not in chosen]
+    for param in others:
+        param.requires_grad_(False)
+    try:
+        return squared_gradients(weights, losses, "mean_gradient", zeros)
+    finally:
+        for param in others:
+            param.requires_grad_(True)
 
 
 def _first_largest(values: Tensor, k: int) -> Tensor:

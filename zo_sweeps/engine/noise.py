@@ -30,12 +30,12 @@ import ctypes
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache, partial, wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from zo_sweeps.engine.cached import cached
 from zo_sweeps.engine.kernels import native
 from zo_sweeps.methods.points import NoiseKey
 
@@ -48,11 +48,40 @@ SIN = (-0.004333095, 0.07943434, -0.64589286, 1.570791)  # sin(pi t / 2) / t, in
 COS = (0.00085819064, -0.020810628, 0.25365075, -1.2336982, 0.99999994)  # cos(pi t / 2), in t^2
 TWO_LN2 = 1.3862944
 
+P = ParamSpec("P")
+T = TypeVar("T", Tensor, tuple[Tensor, Tensor])
 Terms = Sequence[tuple[NoiseKey, float]]
 # (out, base, start, words, scales): any implementation of `_expression`.
 Run = Callable[[Tensor, Tensor | None, int, Sequence[tuple[int, int]], Sequence[float]], None]
 HALVES = (torch.bfloat16, torch.float16)
 log = logging.getLogger(__name__)
+
+
+def cached(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Keep a function's last `size` results, of positional arguments, as functools.lru_cache does, unless torch traces.
+
+    A tensor made during a trace has no values (it is a subclass of Tensor): kept, it would be uninitialized memory for
+    the rest of the process.
+    """
+
+    def decorate(make: Callable[P, T]) -> Callable[P, T]:
+        known: dict[object, T] = {}
+
+        @wraps(make)
+        def get(*args: P.args, **kwargs: P.kwargs) -> T:
+            if args in known:
+                return known[args]
+            made = make(*args, **kwargs)
+            parts = made if isinstance(made, tuple) else (made,)
+            if all(type(part) is torch.Tensor for part in parts):
+                while len(known) >= size:
+                    known.pop(next(iter(known)), None)
+                known[args] = made
+            return made
+
+        return get
+
+    return decorate
 
 
 def signed(word: int) -> int:

@@ -1,14 +1,16 @@
-"""Packing: several short texts in one row of a batch, to reduce padding; and the examples of a forward."""
+"""Packing: several short texts in one row, an example's shared prompt once; and the examples of a forward."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 # Attention is quadratic in the row length; at this length it is still cheap compared with any model's linear layers.
 CAPACITY = 256
 MULTIPLE = 8  # row lengths are rounded up to a multiple of it
 SAVING = 1 / 8  # share of padded tokens; below it, attention without a mask is faster
+Text = tuple[int, ...]  # its tokens
 
 
 def padded_to(length: int, multiple_of: int) -> int:
@@ -64,3 +66,34 @@ def grouped(sizes: Sequence[tuple[int, int]], tokens: int) -> list[list[int]]:
             used = texts
         groups[-1].append(i)
     return groups
+
+
+class TextGroup(NamedTuple):
+    """Texts (by index) that stand one after the other, all but the first without their first `prompt` tokens."""
+
+    texts: list[int]
+    prompt: int = 0
+
+
+def groups(texts: Sequence[Text], examples: Sequence[int]) -> list[TextGroup]:
+    """Return the texts of each example as a group if they share a prompt; every other text as one by itself.
+
+    Args:
+        examples: the example of each text.
+    """
+    of_example: dict[int, list[int]] = {}
+    for text, example in enumerate(examples):
+        of_example.setdefault(example, []).append(text)
+    made: list[TextGroup] = []
+    for members in of_example.values():
+        prompt = shared_tokens([texts[text] for text in members])
+        made += [TextGroup(members, prompt)] if prompt else [TextGroup([text]) for text in members]
+    return made
+
+
+def shared_tokens(texts: Sequence[Text]) -> int:
+    """Return how many tokens the texts begin with in common; 0 if sharing them would save too little."""
+    first, last = min(texts), max(texts)  # in lexicographic order: what these share, all do
+    ends = min(len(first), len(last))
+    common = next((i for i in range(ends) if first[i] != last[i]), ends)
+    return common if (len(texts) - 1) * common >= SAVING * sum(map(len, texts)) else 0

@@ -9,8 +9,7 @@ import torch
 
 from zo_sweeps.engine.batch import Example, collate
 from zo_sweeps.engine.losses import candidate_scores, token_logprobs
-from zo_sweeps.engine.packing import grouped
-from zo_sweeps.engine.prompts import shared_tokens
+from zo_sweeps.engine.packing import grouped, shared_tokens
 from zo_sweeps.engine.types import LanguageModel
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
 from zo_sweeps.methods.objective import Objective

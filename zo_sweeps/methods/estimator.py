@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import ClassVar
 
-from zo_sweeps.methods.definition import Definition
-from zo_sweeps.methods.points import Estimate, Point
+from zo_sweeps.methods.definition import Definition, option
+from zo_sweeps.methods.points import Estimate, NoiseKey, Point
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,43 @@ class Estimator(Definition):
     def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
         """Return a past step's estimate from its logged coefficients. Raises ValueError if their number is wrong."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class RandomDirections(Estimator):
+    """An estimator that is the mean of g_i z_i over q directions."""
+
+    q: int = option(1, "query budget: directions per step", least=1)
+    eps: float = option(1e-3, "perturbation scale", above=0)
+
+    @property
+    def budget(self) -> int:
+        return self.q
+
+    def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
+        if len(coefs) != self.q:
+            raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but q = {self.q}")
+        return Estimate.mean(seed, step, coefs, nan)
+
+    def _keys(self, seed: int, step: int) -> list[NoiseKey]:
+        return [NoiseKey(seed, step, query) for query in range(self.q)]
+
+    def _mean(self, key: NoiseKey, coefs: Mapping[int, float], loss: float) -> Estimate:
+        """Return the estimate of the key's step from the coefficients by query; those of missing queries are NaN."""
+        return Estimate.mean(key.seed, key.step, [coefs.get(query, nan) for query in range(self.q)], loss)
+
+
+@dataclass(frozen=True)
+class TwoSided(RandomDirections):
+    """An estimator whose points are theta + eps z_i and theta - eps z_i."""
+
+    def evaluations(self, d: int) -> int:
+        return 2 * self.q
+
+    def points(self, seed: int, step: int) -> tuple[Point, ...]:
+        return tuple(Point(key, sign * self.eps) for key in self._keys(seed, step) for sign in (1.0, -1.0))
+
+    def _estimate(self, points: Sequence[Point], coefs: Sequence[float], losses: Sequence[float]) -> Estimate:
+        """Build the estimate from the coefficients of the queries that `points` has, in their order."""
+        by_query = {point.key.query: g for point, g in zip(points[::2], coefs, strict=True)}
+        return self._mean(points[0].key, by_query, sum(losses) / len(losses))

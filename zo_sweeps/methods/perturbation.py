@@ -1,9 +1,10 @@
-"""The axis `perturbation`: the distribution of the directions z."""
+"""The axis `perturbation`: the distribution of the directions z; and where they start in generators that repeat."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from math import gcd
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zo_sweeps.methods.definition import Definition
 from zo_sweeps.methods.points import REALS, Layout, NoiseKey, Theta
@@ -11,6 +12,8 @@ from zo_sweeps.methods.points import REALS, Layout, NoiseKey, Theta
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+Advance = Literal["leftover", "coprime"]  # see `advance`
 
 
 @dataclass(frozen=True)
@@ -56,3 +59,23 @@ class FactoredPerturbation(Perturbation):
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return U [m, r] and V [n, r] of the direction that `sample` returns for a matrix [m, n]: new fp32 tensors."""
         raise NotImplementedError
+
+
+def advance(rule: Advance, used: int, period: int) -> int:
+    """Return the distance from one direction's start to the next.
+
+    `leftover`: the next direction starts where the previous one stopped, `used` places on. `coprime`: the next distance
+    that shares no factor with the period, so that every place of the cycle becomes a start before one returns.
+    """
+    distance = used
+    while rule == "coprime" and gcd(distance, period) > 1:
+        distance += 1
+    return distance
+
+
+def starts(distance: int, period: int) -> int:
+    """Return the number of distinct values of t * distance mod period, t = 0, 1, ...: period / gcd(distance, period).
+
+    t * distance and t' * distance agree mod the period if and only if period / gcd divides t - t'.
+    """
+    return period // gcd(distance, period)

@@ -58,6 +58,21 @@ class InstalledSpace(Protocol):
         ...
 
 
+class FullModel(InstalledSpace):
+    """A model with all its parameters trained: tied ones once, in the model's own dtype. One point per forward."""
+
+    batched = False
+
+    def __init__(self, module: nn.Module) -> None:
+        self.params = dict(module.named_parameters())
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        yield from ()
+
+    def uninstall(self) -> None:
+        """Do nothing: no module was added. The weights have changed, so the caller must reload the base model."""
+
+
 @dataclass(frozen=True)
 class Found:
     """A mask computed before training, and the function that computes later ones.
@@ -177,6 +192,22 @@ class LayerSpace(Space):
     @property
     def layers(self) -> tuple[str, ...]:
         return self.targets
+
+
+@dataclass(frozen=True)
+class LowRankSpace(LayerSpace):
+    """Factors A [r, in] and B [out, r] per target layer, whose product is multiplied by alpha / r."""
+
+    adapter: ClassVar[AdapterFormat | None] = AdapterFormat("LORA", {"A": "lora_A.weight", "B": "lora_B.weight"})
+
+    rank: int = option(16, "r of the factors", least=1)
+    alpha: float = option(16.0, "the low-rank term is multiplied by alpha / r")
+    init: Literal["kaiming", "gaussian"] = option(
+        "kaiming", "A at the start: kaiming, U(±1/√in); gaussian, N(0, 1/r²), as peft's of that name", added=True
+    )
+
+    def adapter_options(self) -> dict[str, Any]:
+        return {"r": self.rank, "lora_alpha": self.alpha, "lora_dropout": 0.0, "use_dora": False}
 
 
 @dataclass(frozen=True)

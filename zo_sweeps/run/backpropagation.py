@@ -12,9 +12,9 @@ from torch import Tensor
 from zo_sweeps.core.events import SquaredGradients
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.tensors import Tensors
-from zo_sweeps.engine.baselines import first_order
+from zo_sweeps.engine import first_order
 from zo_sweeps.engine.batch import Batch
-from zo_sweeps.engine.checkpointing import checkpointed
+from zo_sweeps.engine.first_order import checkpointed
 from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import DivergedError

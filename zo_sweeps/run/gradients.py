@@ -20,9 +20,9 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder
 from zo_sweeps.devices.estimate import SCORES_BYTES
 from zo_sweeps.devices.probe import board, jetson_profile
-from zo_sweeps.engine import losses, masks, sensitivity
+from zo_sweeps.engine import losses, masks
 from zo_sweeps.engine.batch import Batch, collate
-from zo_sweeps.engine.checkpointing import checkpointed
+from zo_sweeps.engine.first_order import checkpointed
 from zo_sweeps.engine.objectives.tokens import Tokens
 from zo_sweeps.engine.spaces.sensitive import Sensitive
 from zo_sweeps.methods.arch import ALL
@@ -191,19 +191,19 @@ class GradientMeter:
             part, folder = self._config.gradients, self._config.data.dir
             texts = text_samples(part.text, part.text_samples, part.length, folder, self._model)
             text_scores = self._scores(texts, Tokens())
-            for density in sensitivity.DENSITIES:
+            for density in masks.DENSITIES:
                 self._static[f"task_static/{density:g}"] = masks.top(scores, density)
                 self._static[f"text_static/{density:g}"] = masks.top(text_scores, density)
-        curve = sensitivity.concentration(scores)
-        held = sensitivity.concentration(scores, sensitivity.DENSITIES).mean
-        covered = {f"task_dynamic/{k:g}": share for k, share in zip(sensitivity.DENSITIES, held, strict=True)}
-        covered |= {name: sensitivity.covered(scores, mask) for name, mask in self._static.items()}
+        curve = masks.concentration(scores)
+        held = masks.concentration(scores, masks.DENSITIES).mean
+        covered = {f"task_dynamic/{k:g}": share for k, share in zip(masks.DENSITIES, held, strict=True)}
+        covered |= {name: masks.covered(scores, mask) for name, mask in self._static.items()}
         return {**asdict(curve), "covered": covered}
 
     def _scores(self, samples: Sequence[EncodedExample], objective: Objective) -> Mapping[str, Tensor]:
         model, each = self._model, _losses(self._model, samples, objective)
         with checkpointed(model.blocks):
-            return sensitivity.gradient_of_mean(model.module, self._weights, each, _zeros(model))
+            return masks.gradient_of_mean(model.module, self._weights, each, _zeros(model))
 
 
 def _zeros(model: CausalModel) -> masks.Zeros:

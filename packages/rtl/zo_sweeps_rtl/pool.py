@@ -7,10 +7,10 @@ from torch import Tensor
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import lfsr
-from zo_sweeps.engine.modulus import expected_norm, round_factor
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
-from zo_sweeps.engine.pezo_pool import pool as numbers_of
-from zo_sweeps.methods.cycle import advance
+from zo_sweeps.engine.pezo import expected_norm, round_factor
+from zo_sweeps.engine.pezo import pool as numbers_of
+from zo_sweeps.methods.perturbation import advance
 from zo_sweeps_rtl import registers
 from zo_sweeps_rtl.circuit import Circuit, SimulatedSteps, controlled, declared, inputs, module, ports, updated
 

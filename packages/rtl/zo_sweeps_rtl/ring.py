@@ -10,7 +10,7 @@ from torch import Tensor
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import lfsr
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
-from zo_sweeps.engine.pezo_registers import CPU, block_factors, windows
+from zo_sweeps.engine.pezo import CPU, block_factors, windows
 from zo_sweeps_rtl import registers
 from zo_sweeps_rtl.circuit import Circuit, SimulatedSteps, controlled, declared, inputs, module, ports, updated
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zo_sweeps.engine.chunk import rows_at_once
-from zo_sweeps.engine.codes.four_bit_integers import packed, unpacked
+from zo_sweeps.engine.codes.integers import packed, unpacked
 from zo_sweeps.engine.layers.weight_only import WeightCodes
 
 LARGEST, SMALLEST = 7, -8

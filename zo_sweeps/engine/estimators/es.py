@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar, Literal
 
-from zo_sweeps.engine.estimators._two_sided import TwoSided
 from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.estimator import TwoSided
 from zo_sweeps.methods.points import Estimate, Point
 
 

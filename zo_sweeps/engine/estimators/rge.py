@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from zo_sweeps.engine.estimators._two_sided import TwoSided
 from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.estimator import TwoSided
 from zo_sweeps.methods.points import Estimate, Point
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
 from typing import ClassVar
 
-from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.estimator import Estimator
-from zo_sweeps.methods.points import Estimate, NoiseKey, Point
+from zo_sweeps.methods.estimator import RandomDirections
+from zo_sweeps.methods.points import Estimate, Point
 
 
 @dataclass(frozen=True)
-class RGEOneSided(Estimator):
+class RGEOneSided(RandomDirections):
     """ghat = (1/q) sum_i g_i z_i with g_i = (f(theta + eps z_i) - f(theta)) / eps.
 
     Args:
@@ -28,27 +26,14 @@ class RGEOneSided(Estimator):
 
     curvature: ClassVar[float] = 0.5
 
-    q: int = option(1, "query budget: directions per step", least=1)
-    eps: float = option(1e-3, "perturbation scale", above=0)
-
-    @property
-    def budget(self) -> int:
-        return self.q
-
     def evaluations(self, d: int) -> int:
         return self.q + 1
 
     def points(self, seed: int, step: int) -> tuple[Point, ...]:
-        keys = [NoiseKey(seed, step, query) for query in range(self.q)]
+        keys = self._keys(seed, step)
         return Point(keys[0], 0.0), *(Point(key, self.eps) for key in keys)
 
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
         base, *moved = losses
         by_query = {point.key.query: (loss - base) / self.eps for point, loss in zip(points[1:], moved, strict=True)}
-        key = points[0].key
-        return Estimate.mean(key.seed, key.step, [by_query.get(query, nan) for query in range(self.q)], base)
-
-    def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
-        if len(coefs) != self.q:
-            raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but q = {self.q}")
-        return Estimate.mean(seed, step, coefs, nan)
+        return self._mean(points[0].key, by_query, base)

@@ -1,4 +1,4 @@
-"""The space of integer codes: the scales stay as they are, the integers that they multiply are trained."""
+"""Spaces of weights that are stored as codes: their integers are trained, or the scales that multiply them."""
 
 from __future__ import annotations
 
@@ -33,3 +33,25 @@ class TrainedCodes(InstalledSpace):
         """Store the codes as they are now: they have changed, so the caller must reload the base model."""
         for codes in self._codes.values():
             codes.freeze_codes()
+
+
+class TrainedScales(InstalledSpace):
+    """The scales of the target layers' codes, in fp32. One point per forward: it decodes every weight anew."""
+
+    batched = False
+
+    def __init__(self, module: nn.Module, layers: Sequence[str]) -> None:
+        self._codes = {}
+        for name in layers:
+            layer = module.get_submodule(name)
+            assert isinstance(layer, WeightOnly), f"{name} has no codes"
+            self._codes[f"{name}.scales"] = layer.codes
+        self.params = {name: codes.train_scales() for name, codes in self._codes.items()}
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        yield from super().tensors()
+        yield from ((Part.SCALES, codes.stored_scales) for codes in self._codes.values())
+
+    def uninstall(self) -> None:
+        for codes in self._codes.values():
+            codes.freeze_scales()

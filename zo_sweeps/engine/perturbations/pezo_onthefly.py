@@ -7,9 +7,8 @@ from math import lcm
 from typing import TYPE_CHECKING, Literal
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.methods.cycle import Advance, advance, starts
 from zo_sweeps.methods.definition import bound, option
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import Advance, Perturbation, advance, starts
 from zo_sweeps.methods.points import Layout, NoiseKey
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class PeZOOnTheFly(Perturbation):
         return starts(self.clocks(d), self.period)
 
     def second_moment(self, shape: torch.Size) -> float | None:
-        from zo_sweeps.engine.modulus import expected_norm
+        from zo_sweeps.engine.pezo import expected_norm
 
         assert self.layout is not None, "bind the perturbation to the parameters first"
         m = self.registers if self.length == "block" else self.layout.d
@@ -114,7 +113,7 @@ class PeZOOnTheFly(Perturbation):
         import torch
 
         from zo_sweeps.engine import lfsr
-        from zo_sweeps.engine.pezo_registers import BLOCK, block_factors, direction_factor, values, windows
+        from zo_sweeps.engine.pezo import BLOCK, block_factors, direction_factor, values, windows
 
         assert self.layout is not None, "bind the perturbation to the parameters first"
         n, device = self.registers, torch.device(device)

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.methods.cycle import Advance, advance, starts
 from zo_sweeps.methods.definition import bound, option
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import Advance, Perturbation, advance, starts
 from zo_sweeps.methods.points import Layout, NoiseKey
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class PeZOPool(Perturbation):
         return starts(advance(self.advance, d, self.size), self.size)
 
     def second_moment(self, shape: torch.Size) -> float | None:
-        from zo_sweeps.engine.modulus import expected_norm
+        from zo_sweeps.engine.pezo import expected_norm
 
         assert self.layout is not None, "bind the perturbation to the parameters first"
         m = self.size if self.length == "pool" else self.layout.d
@@ -80,7 +79,7 @@ class PeZOPool(Perturbation):
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         import torch
 
-        from zo_sweeps.engine.pezo_pool import cyclic, energy, scaled
+        from zo_sweeps.engine.pezo import cyclic, energy, scaled
 
         assert self.layout is not None, "bind the perturbation to the parameters first"
         d, N = self.layout.d, self.size

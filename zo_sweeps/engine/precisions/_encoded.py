@@ -1,10 +1,11 @@
-"""Base of the precisions whose weights are decoded by the engine."""
+"""Bases of the precisions whose weights are decoded by the engine. Not members of the axis."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from zo_sweeps.engine.layers.weight_only import WeightCodes, WeightOnly
+
+SCALES_PER_SCALE = 256  # of 4-bit codes with double quantization, as in bitsandbytes
 
 
 @dataclass(frozen=True)
@@ -54,3 +57,35 @@ class Encoded(WeightOnlyPrecision):
 
         bias: Any = layer.bias  # a tensor or None: `layer` is a Linear or a Conv1D
         return WeightOnly(codes, bias, linear.is_transposed(layer))
+
+
+@dataclass(frozen=True)
+class FourBitPrecision(Encoded):
+    """w = table[c] * s_block, c of 4 bits, s_block the largest |w| of a block: 0.5 bytes per value, 4 per block.
+
+    The codes of bitsandbytes. With double quantization s_block takes 1 byte, and 256 of them share 4. The last block is
+    filled up with zeros.
+    """
+
+    table: ClassVar[Literal["nf4", "fp4"]]
+
+    block: Literal[32, 64, 128, 256, 512, 1024] = option(64, "consecutive values of a row-major weight with one scale")
+    double_quantization: bool = option(False, "the scales are quantized too, to 8 bits")
+
+    def scales(self, out: int, into: int) -> int:
+        return -(-out * into // self.block)
+
+    def code_bytes(self, out: int, into: int) -> int:
+        return self.scales(out, into) * self.block // 2 + self.scale_bytes(out, into)
+
+    def scale_bytes(self, out: int, into: int) -> int:
+        blocks = self.scales(out, into)
+        if not self.double_quantization:
+            return 4 * blocks
+        return blocks + 4 * (-(-blocks // SCALES_PER_SCALE) + 1)  # and the scales' mean
+
+    def encode(self, weight: Tensor) -> WeightCodes:
+        from zo_sweeps.engine.codes.four_bit import FourBit
+
+        group = SCALES_PER_SCALE if self.double_quantization else 0
+        return FourBit(weight, self.dtype, self.table, self.block, group)

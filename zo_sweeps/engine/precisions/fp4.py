@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from zo_sweeps.engine.precisions._four_bit import FourBitPrecision
+from zo_sweeps.engine.precisions._encoded import FourBitPrecision
 
 
 @dataclass(frozen=True)

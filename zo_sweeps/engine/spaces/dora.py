@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zo_sweeps.engine.spaces._low_rank import FACTORS, LowRankSpace
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.space import AdapterFormat, Found, InstalledSpace
+from zo_sweeps.methods.space import AdapterFormat, Found, InstalledSpace, LowRankSpace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +28,9 @@ class DoRA(LowRankSpace):
 
     multiplies_others: ClassVar[bool] = True
     starts_computed: ClassVar[bool] = True
-    adapter: ClassVar[AdapterFormat | None] = AdapterFormat("LORA", {**FACTORS, "m": "lora_magnitude_vector"})
+    adapter: ClassVar[AdapterFormat | None] = AdapterFormat(
+        "LORA", {"A": "lora_A.weight", "B": "lora_B.weight", "m": "lora_magnitude_vector"}
+    )
 
     def adapter_options(self) -> dict[str, Any]:
         return {**super().adapter_options(), "use_dora": True}
@@ -38,7 +39,7 @@ class DoRA(LowRankSpace):
         return self.rank * (arch.inputs(self.targets) + arch.outputs(self.targets)) + arch.outputs(self.targets)
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.dora import DoraLinear
+        from zo_sweeps.engine.layers.low_rank import DoraLinear
         from zo_sweeps.engine.layers.wrapped import Wrapped, initial_key
 
         key, rank, alpha, init = initial_key(seed), self.rank, self.alpha, self.init

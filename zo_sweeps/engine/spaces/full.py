@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.space import Found, InstalledSpace, Space
+from zo_sweeps.methods.space import Found, FullModel, InstalledSpace, Space
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +27,4 @@ class Full(Space):
         return arch.parameters
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.full import FullModel
-
         return FullModel(module)

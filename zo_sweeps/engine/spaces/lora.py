@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zo_sweeps.engine.spaces._low_rank import LowRankSpace
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.space import Found, InstalledSpace
+from zo_sweeps.methods.space import Found, InstalledSpace, LowRankSpace
 
 if TYPE_CHECKING:
     from torch import nn

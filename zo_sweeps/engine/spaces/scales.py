@@ -50,6 +50,6 @@ class Scales(LayerSpace):
         return arch.layers * sum(self.precision.scales(*shape) for shape in shapes)
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers import scales
+        from zo_sweeps.engine.layers.codes import TrainedScales
 
-        return scales.InstalledScales(module, layers)
+        return TrainedScales(module, layers)

@@ -46,6 +46,6 @@ class VeRA(LayerSpace):
         return self.rank * (out + into)  # A and B
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.vera import Vera
+        from zo_sweeps.engine.layers.low_rank import Vera
 
         return Vera(module, list(layers), self.rank, self.d_initial, seed)

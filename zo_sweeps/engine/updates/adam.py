@@ -55,7 +55,7 @@ class Adam(RoundedUpdate):
         return -lr * m / (sqrt(v) + self.eps)
 
     def init(self, params: Params) -> State:
-        from zo_sweeps.engine.updates._move import zeros
+        from zo_sweeps.engine.rounding import zeros
 
         return {"t": 0, "m": zeros(params), "v": zeros(params)}
 
@@ -63,8 +63,7 @@ class Adam(RoundedUpdate):
         import torch
 
         from zo_sweeps.engine.direction import ghat
-        from zo_sweeps.engine.rounding import rounding_key
-        from zo_sweeps.engine.updates._move import move
+        from zo_sweeps.engine.rounding import move, rounding_key
 
         random = rounding_key(self, estimate)
         with torch.no_grad():

@@ -34,7 +34,7 @@ class Momentum(RoundedUpdate):
         return -lr * sum(self.momentum**age * g for age, g in enumerate(reversed(ghats)))
 
     def init(self, params: Params) -> State:
-        from zo_sweeps.engine.updates._move import zeros
+        from zo_sweeps.engine.rounding import zeros
 
         return {"m": zeros(params)}
 
@@ -42,8 +42,7 @@ class Momentum(RoundedUpdate):
         import torch
 
         from zo_sweeps.engine.direction import ghat
-        from zo_sweeps.engine.rounding import rounding_key
-        from zo_sweeps.engine.updates._move import move
+        from zo_sweeps.engine.rounding import move, rounding_key
 
         random = rounding_key(self, estimate)
         with torch.no_grad():

@@ -50,8 +50,7 @@ class SGD(RoundedUpdate):
 
         from zo_sweeps.engine.direction import combine, ghat
         from zo_sweeps.engine.integers import Integers
-        from zo_sweeps.engine.rounding import rounding_key
-        from zo_sweeps.engine.updates._move import move, move_integers
+        from zo_sweeps.engine.rounding import move, move_integers, rounding_key
 
         random = rounding_key(self, estimate)
         with torch.no_grad():

@@ -31,8 +31,7 @@ class Sign(RoundedUpdate):
         import torch
 
         from zo_sweeps.engine.direction import ghat
-        from zo_sweeps.engine.rounding import rounding_key
-        from zo_sweeps.engine.updates._move import move
+        from zo_sweeps.engine.rounding import move, rounding_key
 
         random = rounding_key(self, estimate)
         with torch.no_grad():
