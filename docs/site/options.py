@@ -16,9 +16,9 @@ from markdown import code, docstring, escape, table
 
 from zo_sweeps.config import schema
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.budget import Budget
 from zo_sweeps.methods.definition import hints, write
 from zo_sweeps.methods.definition import options as options_of
+from zo_sweeps.methods.executor import Budget
 from zo_sweeps.methods.task import Dialect, Hub, Lengths, Task
 from zo_sweeps.methods.trial_config import TrialConfig
 

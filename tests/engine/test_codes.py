@@ -17,7 +17,7 @@ from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from tests.engine.spaces_common import LINEAR, MEMBERS, SPARSE, definition, example_losses, nudge, weights_of
 from zo_sweeps.engine import chunk, linear, losses, masks
 from zo_sweeps.engine.batch import collate
-from zo_sweeps.engine.codes.integers import FourBitIntegers
+from zo_sweeps.engine.codes.scaled import FourBitIntegers
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.layers.weight_only import WeightOnly

@@ -22,7 +22,7 @@ from tests.engine.test_codes import (
     trained,
     weight_of,
 )
-from zo_sweeps.engine.codes.groupwise import Groupwise, rounded
+from zo_sweeps.engine.codes.scaled import Groupwise, rounded
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.layers.low_rank import DoraLinear

@@ -13,6 +13,8 @@ from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.losses import token_logprobs
+from zo_sweeps.engine.objectives.accuracy import Accuracy
+from zo_sweeps.engine.objectives.label_words import LabelWords
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.step import Method
@@ -31,7 +33,7 @@ def test_accuracy_is_one_minus_the_share_of_right_answers(model: TinyModel) -> N
         int(torch.stack([lp.mean() for lp in plain_answer_logprobs(model, e)]).argmax()) == e.gold for e in examples
     ]
     assert 0 < sum(right) < len(right)
-    got = losses.accuracy(token_logprobs(model, batch, copies=2), batch)
+    got = Accuracy().loss(token_logprobs(model, batch, copies=2), batch)
     torch.testing.assert_close(got, torch.full((2,), 1 - sum(right) / len(right)))
 
 
@@ -48,7 +50,7 @@ def test_any_of_several_right_candidates_counts_as_in_evaluation(model: TinyMode
     batch = collate([*examples, *make_examples(1, seed=5, options=2)], pad_id=0)  # one has fewer slots in use
     assert batch.right.sum(dim=1).tolist() == [*(len(e.golds) for e in examples), 1]
     batch = collate(examples, pad_id=0)
-    got = losses.accuracy(token_logprobs(model, batch, copies=2), batch)
+    got = Accuracy().loss(token_logprobs(model, batch, copies=2), batch)
     torch.testing.assert_close(got, torch.full((2,), 1 - sum(right) / len(right)))
 
 
@@ -61,7 +63,7 @@ def test_label_words_are_candidates_of_one_token(model: TinyModel) -> None:
         logits = model.module(torch.tensor([example.candidates[0].ids[:-1]])).logits[0, -1]
         words = logits[[candidate.ids[-1] for candidate in example.candidates]]
         expected.append(torch.nn.functional.cross_entropy(words, torch.tensor(example.gold)))
-    got = losses.label_words(token_logprobs(model, batch), batch)
+    got = LabelWords().loss(token_logprobs(model, batch), batch)
     torch.testing.assert_close(got[0], torch.stack(expected).mean(), rtol=1e-6, atol=1e-6)
 
 
@@ -81,10 +83,6 @@ def test_a_masked_candidate_is_read_at_its_mask_and_others_as_before() -> None:
     assert batch.token_id.tolist() == [55, 2, 55]
 
 
-def test_the_negative_score_is_minus_the_mean() -> None:
-    assert losses.negative_score([0.0, 0.5, 1.0]).tolist() == [-0.5]
-
-
 def run(model: TinyModel, objective=None, loss=losses.tokens, dev=lambda: Scores(0.0, 0.0, {}), steps: int = 5):
     batch = collate(make_examples(8), pad_id=0)
     method = Method(RGE(2, 1e-1), Gaussian(), SGD())
@@ -95,7 +93,7 @@ def run(model: TinyModel, objective=None, loss=losses.tokens, dev=lambda: Scores
 
 
 def test_accuracy_trains_by_the_counts_of_the_points(model: TinyModel) -> None:
-    done = [event for event in run(model, loss=losses.accuracy) if isinstance(event, StepDone)]
+    done = [event for event in run(model, loss=Accuracy().loss) if isinstance(event, StepDone)]
     for event in done:
         for g in event.coefs:  # differences of eighths, over 2 eps
             assert (g * 2e-1 * 8) == pytest.approx(round(g * 2e-1 * 8), abs=1e-4)
@@ -110,7 +108,7 @@ def test_an_objective_of_ones_own_is_evaluated_at_the_points_of_its_step(model: 
         assert points == 1
         # the head is called inside, as generation would, so that what it sees stands at the point
         seen.append((number, model.module(torch.tensor([[1, 2, 3]])).logits.sum().item()))
-        return losses.negative_score([seen[-1][1]])
+        return torch.tensor([-seen[-1][1]])
 
     done = [event for event in run(model, objective) if isinstance(event, StepDone)]
     assert [number for number, _ in seen] == [n for n in range(1, 6) for _ in range(4)]

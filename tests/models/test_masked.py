@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from tests.models.common import local, make
 from tests.tasks.common import spec_of
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.objectives.label_words import LabelWords
@@ -135,7 +134,7 @@ def test_the_loss_is_the_cross_entropy_over_the_label_words_logits_at_the_mask(
     batch = collate(examples, model.pad_id)
     with torch.inference_mode():
         assert len(batch.place_row) == 3  # one place a row
-        got = losses.label_words(token_logprobs(model, batch, copies=2), batch)
+        got = LabelWords().loss(token_logprobs(model, batch, copies=2), batch)
         torch.testing.assert_close(got, plain_loss(model, examples).expand(2), rtol=1e-5, atol=1e-6)
         loss, predictions, _ = score(model, examples, model.pad_id, LabelWords(), torch.device("cpu"))
         assert predictions == [int(plain_logits(model, e).argmax()) for e in examples]

@@ -13,7 +13,7 @@ from tests.schedule.driver import sweep
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ScoredDev, Steps
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.methods.budget import Budget
+from zo_sweeps.methods.executor import Budget
 from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing

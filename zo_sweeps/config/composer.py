@@ -27,9 +27,8 @@ from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import conf_dir, folder_at, reading
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.budget import Budget
 from zo_sweeps.methods.definition import Locate, options, read
-from zo_sweeps.methods.executor import Executor
+from zo_sweeps.methods.executor import Budget, Executor
 from zo_sweeps.methods.parts import NamedMethod
 from zo_sweeps.methods.precision import FASTEST, OWN
 
@@ -158,7 +157,6 @@ class Composer:
         """Return the run's part of a composition, typed. Raises UserError for an unknown or misconfigured executor."""
         where = self.locate({"executor": self._chosen["executor"]})
         executor = Executor.read(OmegaConf.to_container(composed.executor), "executor", where)
-        assert isinstance(executor, Executor)
         typed: dict[str, Any] = {
             key: OmegaConf.to_object(composed[key]) for key in ("scale", "cluster", "tracking", "budget", "grid")
         }

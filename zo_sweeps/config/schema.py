@@ -13,10 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from zo_sweeps.methods.budget import Budget
 from zo_sweeps.methods.definition import hints, options, write
 from zo_sweeps.methods.evaluation import Evaluation
-from zo_sweeps.methods.executor import Executor
+from zo_sweeps.methods.executor import Budget, Executor
 from zo_sweeps.methods.parts import Data, Device, Gradients, Model, PromptOptions, Split, Train
 
 # Groups that only choose their own sub-tree: each option is composed once, in however many trials it is combined.

@@ -5,7 +5,7 @@ Shapes: P points, K answer tokens, C candidates, B examples (see batch.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -58,30 +58,6 @@ def is_gold(batch: Batch) -> Tensor:
 def tokens(logprobs: Tensor, batch: Batch) -> Tensor:
     """Return -mean of log p over all gold answer tokens of the batch, [P]. P-RGE: loss over the entire vocabulary."""
     return -logprobs[:, is_gold(batch)].mean(dim=1)
-
-
-def label_words(logprobs: Tensor, batch: Batch) -> Tensor:
-    """Return the cross-entropy over the label words at the mask, mean over examples, [P]. MeZO's RoBERTa part (LM-BFF).
-
-    This equals `candidates` with one token each: the normaliser over the vocabulary is common to all and cancels.
-    """
-    return candidates(logprobs, batch)
-
-
-def accuracy(logprobs: Tensor, batch: Batch) -> Tensor:
-    """Return 1 - the share of examples where a right candidate has the highest mean log-probability, [P].
-
-    Not differentiable: a ZO objective only (MeZO, section 3.3). Any of several right candidates counts, as in
-    evaluation. Ties go to the first candidate.
-    """
-    chosen = candidate_scores(logprobs, batch).argmax(dim=2)  # [P, B]
-    right = batch.right.expand(len(chosen), -1, -1).gather(2, chosen.unsqueeze(2))
-    return 1 - right.squeeze(2).float().mean(dim=1)
-
-
-def negative_score(scores: Sequence[float]) -> Tensor:
-    """Return -mean of the generated answers' F1 scores, [1]: MeZO's objective for SQuAD. Not differentiable."""
-    return torch.tensor([-sum(scores) / len(scores)])
 
 
 def candidates(logprobs: Tensor, batch: Batch) -> Tensor:

@@ -20,6 +20,7 @@ from zo_sweeps.core.errors import UserError, together, unknown
 from zo_sweeps.core.extras import is_ours
 
 T = TypeVar("T")
+Member = TypeVar("Member", bound="Definition")
 Locate = Callable[[str], str]  # dotted key -> the file or flag that set it, for error messages
 NOWHERE: Locate = lambda key: ""
 
@@ -299,6 +300,7 @@ class Definition(Checked):
 
     axis: ClassVar[str] = ""
     name: ClassVar[str] = ""
+    bare: ClassVar[bool] = False  # in JSON, as in YAML, a member without options is its name alone
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -306,7 +308,7 @@ class Definition(Checked):
             cls.name = cls.__module__.rpartition(".")[2]
 
     @classmethod
-    def read(cls, data: Any, path: str = "", locate: Locate = NOWHERE) -> Definition:
+    def read(cls: type[Member], data: Any, path: str = "", locate: Locate = NOWHERE) -> Member:
         """Return the member of this axis that `data` describes: its name, or a mapping {name: ..., options}.
 
         Raises UserError for an unknown member or option.
@@ -317,12 +319,14 @@ class Definition(Checked):
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
             raise UserError(f"{path or cls.axis} names no {cls.axis}", where=locate(path), fix=f"write {cls.axis}=NAME")
         kind = member(cls.axis, entry["name"], where=locate(path))
+        assert issubclass(kind, cls)
         values = {key: value for key, value in entry.items() if key != "name"}
         return read(kind, values, path or cls.axis, locate)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return {name: ..., options}, as `read` accepts."""
-        return {"name": self.name, **{f.name: write(getattr(self, f.name)) for f in options(self)}}
+    def to_json(self) -> Any:
+        """Return {name: ..., options}, or a bare name, as `read` accepts."""
+        own = {f.name: write(getattr(self, f.name)) for f in options(self)}
+        return self.name if self.bare and not own else {"name": self.name, **own}
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

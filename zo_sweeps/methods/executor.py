@@ -1,4 +1,4 @@
-"""The axis `executor`: where attempts at trials run, how many run at a time, and how often they are retried."""
+"""Keys of the run, part of no trial: the axis `executor`, where and how often attempts run; and the caps of a sweep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from zo_sweeps.methods.definition import Definition, option
+from zo_sweeps.methods.definition import Checked, Definition, option
 
 
 @dataclass(frozen=True)
@@ -53,3 +53,24 @@ class Executor(Definition):
             address: "host:port" of a running cluster to join; None: this machine alone.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Budget(Checked):
+    """Caps on a sweep's trials, over all runs of its command. At one of them it stops, and can be resumed."""
+
+    hours: float | None = option(
+        None, "wall-clock hours in which any of the sweep's trials runs; null: no cap", above=0, identity=False
+    )
+    trials: int | None = option(None, "trials, whatever comes of them; null: no cap", least=1, identity=False)
+    joules: float | None = option(
+        None, "energy of the trials' steps, as their devices report it; null: no cap", above=0, identity=False
+    )
+    partial: bool = option(
+        False, "true: begin a sweep that is predicted to exceed a cap, and stop it there", identity=False
+    )
+
+    @property
+    def has_cap(self) -> bool:
+        """Whether there is anything to hold."""
+        return any(cap is not None for cap in (self.hours, self.trials, self.joules))

@@ -38,6 +38,7 @@ class Metric(Definition):
     """
 
     axis: ClassVar[str] = "metric"
+    bare: ClassVar[bool] = True
     display: ClassVar[str] = ""
     of: ClassVar[Of] = Of.LABELS
     classes: ClassVar[bool] = False  # label i must mean the same in every row
@@ -69,11 +70,6 @@ class Metric(Definition):
         """Return a value in printed units, without the unit: 0.912 -> "91.2"."""
         return f"{value / self.unit_size:.{self.digits}f}"
 
-    def to_json(self) -> Any:
-        """Return the bare name if there are no options, as in YAML."""
-        whole = super().to_json()
-        return whole if len(whole) > 1 else self.name
-
 
 class Metrics(tuple[Metric, ...]):
     """The metrics of a task. All are recorded; the first selects the step and is shown, unless another is requested."""
@@ -87,7 +83,6 @@ class Metrics(tuple[Metric, ...]):
         metrics: list[Metric] = []
         for one in value if isinstance(value, (list, tuple)) else [value]:
             metric = Metric.read(one, path, locate)
-            assert isinstance(metric, Metric)
             if metric.name in RESERVED:
                 raise UserError(
                     f"a metric cannot be called {metric.name!r}: that name is reserved", where=locate(path) or path

@@ -34,6 +34,7 @@ class Objective(Definition):
     """The function f of a batch at P points, from the answer tokens' log-probabilities or from generated answers."""
 
     axis: ClassVar[str] = "objective"
+    bare: ClassVar[bool] = True
     differentiable: ClassVar[bool] = True  # backpropagation can train it
     generates: ClassVar[bool] = False  # f is `of_texts`, of answers generated at one point at a time
     masked: ClassVar[bool] = False  # reads label words at a mask: for masked models and prompts with a mask
@@ -82,8 +83,3 @@ class Objective(Definition):
             references: the accepted answers of each row.
         """
         raise NotImplementedError
-
-    def to_json(self) -> Any:
-        """Return the bare name if there are no options, as in YAML."""
-        whole = super().to_json()
-        return whole if len(whole) > 1 else self.name

@@ -124,11 +124,7 @@ class Device(Checked):
     @property
     def installed_runtime(self) -> Runtime | None:
         """Its runtime; None without the package. Raises UserError for an unknown one."""
-        if self.missing_runtime:
-            return None
-        runtime = member("runtime", self._runtime, where="device.runtime")()
-        assert isinstance(runtime, Runtime)
-        return runtime
+        return None if self.missing_runtime else Runtime.read(self._runtime, locate=lambda key: "device.runtime")
 
     @property
     def sums_in_fp16(self) -> bool:
@@ -191,9 +187,7 @@ class NamedMethod:
         known = ["name", "kind", *(f.name for f in options(member("kind", chosen, where=locate(f"{path}.kind"))))]
         for key in {*own} - {*known}:
             raise unknown("key", f"{path}.{key}", [f"{path}.{name}" for name in known], where=locate(f"{path}.{key}"))
-        kind = Kind.read({**own, "name": chosen}, path, locate)
-        assert isinstance(kind, Kind)
-        return cls(str(data.get("name", "")), kind=kind)
+        return cls(str(data.get("name", "")), kind=Kind.read({**own, "name": chosen}, path, locate))
 
     def to_json(self) -> dict[str, Any]:
         own = {key: value for key, value in self.kind.to_json().items() if key != "name"}

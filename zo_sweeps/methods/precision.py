@@ -107,11 +107,7 @@ class WeightOnlyPrecision(Precision):
 
     @property
     def format(self) -> Format:
-        from zo_sweeps.methods.registry import member
-
-        plain = member("precision", self.compute)()
-        assert isinstance(plain, Precision)
-        return plain.format
+        return Precision.read(self.compute).format
 
     def code_bytes(self, out: int, into: int) -> int:
         """Return the bytes of a weight [out, into]: of its codes, and of what decodes them."""

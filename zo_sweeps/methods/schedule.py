@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from zo_sweeps.methods.definition import Definition
 
@@ -16,6 +16,7 @@ class Schedule(Definition):
     """A learning-rate schedule."""
 
     axis: ClassVar[str] = "schedule"
+    bare: ClassVar[bool] = True
 
     def rate(self, lr: float, step: int, steps: int) -> float:
         """Return the learning rate of a step.
@@ -30,8 +31,3 @@ class Schedule(Definition):
     def over(self, lr: float, steps: int) -> Rates:
         """Return the function step -> learning rate for a run of `steps`."""
         return lambda step: self.rate(lr, step, steps)
-
-    def to_json(self) -> Any:
-        """Return the bare name if there are no options, as in YAML."""
-        whole = super().to_json()
-        return whole if len(whole) > 1 else self.name

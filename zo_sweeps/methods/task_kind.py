@@ -47,6 +47,7 @@ class TaskKind(Definition):
     """A kind of task: how a row's label is read, and what is predicted (by default the best of its options)."""
 
     axis: ClassVar[str] = "task_kind"
+    bare: ClassVar[bool] = True
     predicts: ClassVar[Of] = Of.LABELS
     own_options: ClassVar[bool] = False  # options differ from row to row
     # What the contract tests hold a kind to: at least one, and of options, one whose gold option is not the first.
@@ -94,8 +95,3 @@ class TaskKind(Definition):
             labels: the value of each option, from `labels`.
         """
         raise NotImplementedError
-
-    def to_json(self) -> Any:
-        """Return the bare name if there are no options, as in YAML."""
-        whole = super().to_json()
-        return whole if len(whole) > 1 else self.name

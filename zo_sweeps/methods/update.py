@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from zo_sweeps.methods.definition import Definition, option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import REALS, Estimate, Theta
-from zo_sweeps.methods.registry import member
 from zo_sweeps.methods.schedule import Rates, Schedule
 
 if TYPE_CHECKING:
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
 
 Params = Mapping[str, "nn.Parameter"]
 State = dict[str, Any]
-
-
-def _constant() -> Schedule:
-    schedule = member("schedule", "constant")()
-    assert isinstance(schedule, Schedule)
-    return schedule
 
 
 class Rounding(str, Enum):
@@ -51,7 +44,7 @@ class Update(Definition):
     has_kernels: ClassVar[bool] = False  # of a library: tried on a device before it is planned there
 
     lr: float = option(1e-6, "learning rate of step 1", least=0, kw_only=True)
-    schedule: Schedule = option(_constant, "learning-rate schedule", kw_only=True)
+    schedule: Schedule = option(lambda: Schedule.read("constant"), "learning-rate schedule", kw_only=True)
 
     @property
     def rounds_randomly(self) -> bool:

@@ -13,11 +13,10 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.definition import write
-from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts
 from zo_sweeps.models.identity import ModelStatus, status
 from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
 from zo_sweeps.plan.planned_memory import RowTokens, gold_only, memory_of, tokens_forwarded, too_long
-from zo_sweeps.plan.texts import fingerprint_texts
 from zo_sweeps.tasks.data import DataStatus, check, drawn_marks
 from zo_sweeps.tasks.encode import room_of
 from zo_sweeps.tasks.local_rows import facts

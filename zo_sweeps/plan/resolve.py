@@ -148,8 +148,7 @@ def _own_precision(model: Mapping[str, Any], device: Device) -> Mapping[str, Any
     stored = package.of(Model(source=source, path=path))
     if stored is not None:
         return stored.contents.precision
-    own = registry.member("precision", model["precision"])()
-    assert isinstance(own, Precision)
+    own = Precision.read(model["precision"])
     return {"name": "fp32" if own.format.bytes < 4 and device.sums_in_fp16 else model["precision"]}
 
 

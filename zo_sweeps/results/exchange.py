@@ -17,11 +17,10 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, Start, read_event, write_event
 from zo_sweeps.methods.parts import ModelSource
-from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods.trial_config import TrialConfig, texts_of
 from zo_sweeps.plan import stored
 from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.plan.texts import texts_of
 from zo_sweeps.record import archive, received
 from zo_sweeps.record.archive import PLAN, TABLES, Archive
 from zo_sweeps.record.journal import JournalStore, outcome

@@ -16,7 +16,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event, Steps, only
 from zo_sweeps.core.trial import Outcome, Trial
 from zo_sweeps.core.units import duration, joules_text
-from zo_sweeps.methods.budget import Budget
+from zo_sweeps.methods.executor import Budget
 from zo_sweeps.schedule.ledger import Span, Standing
 from zo_sweeps.schedule.observer import Observer
 

@@ -17,7 +17,7 @@ FILES = (
     "__init__",
     *("cli/__init__", "cli/lines", "cli/parser"),
     *("fleet/__init__", "fleet/node", "fleet/systemd"),
-    *("plan/__init__", "plan/texts"),
+    "plan/__init__",
     *("record/__init__", "record/journal", "record/provenance", "record/spent"),
     "results/__init__",
     *("schedule/__init__", "schedule/backend", "schedule/cluster", "schedule/placement", "schedule/ray_tls"),

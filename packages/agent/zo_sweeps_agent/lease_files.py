@@ -11,10 +11,9 @@ from pathlib import Path
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import folder_at
 from zo_sweeps.methods.parts import ModelSource
-from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods.trial_config import TrialConfig, texts_of
 from zo_sweeps.models import identity
 from zo_sweeps.models.identity import TOKENIZER_PARTS, files_of, folder_of, repo_of, revision_of
-from zo_sweeps.plan.texts import texts_of
 from zo_sweeps.tasks import data
 from zo_sweeps.tasks import hub_rows as rows
 from zo_sweeps_agent.lease_contents import SHA256, StoredFile

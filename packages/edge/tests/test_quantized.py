@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("executorch", reason="ExecuTorch comes with the extra [edge]")
 
-from zo_sweeps.engine.codes.groupwise import rounded
+from zo_sweeps.engine.codes.scaled import rounded
 from zo_sweeps.engine.layers.low_rank import LowRankLinear
 from zo_sweeps.engine.layers.weight_only import WeightOnly
 from zo_sweeps.engine.precisions.nf4 import NF4

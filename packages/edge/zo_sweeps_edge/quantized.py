@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zo_sweeps.engine.codes.groupwise import Groupwise
+from zo_sweeps.engine.codes.scaled import Groupwise
 from zo_sweeps.engine.layers.weight_only import WeightOnly
 
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Accuracy(Objective):
-    """The objective f = 1 - the share of examples where a right candidate scores highest. MeZO, section 3.3."""
+    """f = 1 - the share of examples where a right candidate has the highest mean log-probability. MeZO, section 3.3.
+
+    Any of several right candidates counts, as in evaluation. Ties go to the first candidate.
+    """
 
     examples = (((Answers(((-1.0,), (-2.0,)), 0), Answers(((-1.0,), (-4.0, -2.0)), 1)), 1 / 2),)
     differentiable: ClassVar[bool] = False
@@ -26,6 +29,8 @@ class Accuracy(Objective):
         return "" if task.kind.predicts is Of.LABELS else "it counts correct labels, and the task predicts none"
 
     def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:
-        from zo_sweeps.engine import losses
+        from zo_sweeps.engine.losses import candidate_scores
 
-        return losses.accuracy(logprobs, batch)
+        chosen = candidate_scores(logprobs, batch).argmax(dim=2)  # [P, B]
+        right = batch.right.expand(len(chosen), -1, -1).gather(2, chosen.unsqueeze(2))
+        return 1 - right.squeeze(2).float().mean(dim=1)

@@ -35,4 +35,4 @@ class LabelWords(Objective):
     def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:
         from zo_sweeps.engine import losses
 
-        return losses.label_words(logprobs, batch)
+        return losses.candidates(logprobs, batch)  # of one token each: the normaliser over the vocabulary cancels

@@ -48,6 +48,6 @@ class INT4(Encoded):
         return out * into - self.scales(out, into) * self.block // 2
 
     def encode(self, weight: Tensor) -> WeightCodes:
-        from zo_sweeps.engine.codes.integers import FourBitIntegers
+        from zo_sweeps.engine.codes.scaled import FourBitIntegers
 
         return FourBitIntegers(weight, self.dtype, self.block)

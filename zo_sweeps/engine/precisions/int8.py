@@ -40,6 +40,6 @@ class INT8(Encoded):
         return out
 
     def encode(self, weight: Tensor) -> WeightCodes:
-        from zo_sweeps.engine.codes.integers import EightBit
+        from zo_sweeps.engine.codes.scaled import EightBit
 
         return EightBit(weight, self.dtype)

@@ -20,7 +20,7 @@ class W4A8(Encoded):
     """y = Q8(x) W^T + b, w = c * s_group with c an integer from -8 to 7: 0.5 bytes per value, 2 per scale.
 
     Unlike the other codes, which are multiplied by activations as they are, these take activations rounded to 256
-    levels per token (`zo_sweeps.engine.codes.groupwise.rounded`): a forward is not that of the decoded weights, and no
+    levels per token (`zo_sweeps.engine.codes.scaled.rounded`): a forward is not that of the decoded weights, and no
     gradient passes it, so that methods of backpropagation are refused. The arithmetic is that of XNNPACK's dynamically
     quantized linear, on every device: codes are those of torchao's Int8DynamicActivationIntxWeightConfig
     (weight_dtype=torch.int4, weight_granularity=PerGroup), its scales rounded to bfloat16 as XNNPACK stores them.
@@ -57,6 +57,6 @@ class W4A8(Encoded):
         return 2 * self.scales(out, into)
 
     def encode(self, weight: Tensor) -> WeightCodes:
-        from zo_sweeps.engine.codes.groupwise import Groupwise
+        from zo_sweeps.engine.codes.scaled import Groupwise
 
         return Groupwise(weight, self.dtype, self.group_size)

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.precision import Precision
-from zo_sweeps.methods.registry import member
 
 
 @dataclass(frozen=True)
@@ -28,25 +27,18 @@ class FirstOrder(Kind):
     gradient_checkpointing: bool = option(
         False, "keep the input of each layer only, and compute the layer again in the backward pass", added=True
     )
-
     mixed_precision: bool = option(
         False, "a step's products in fp16 with a scaled loss, over weights and a state in fp32", added=True
     )
 
     @property
     def trained_in(self) -> Precision:
-        return _precision(self.weights)
+        return Precision.read(self.weights)
 
     @property
     def multiplied_in(self) -> Precision | None:
-        return _precision("fp16") if self.mixed_precision else None
+        return Precision.read("fp16") if self.mixed_precision else None
 
     @property
     def recomputes(self) -> bool:
         return self.gradient_checkpointing
-
-
-def _precision(name: str) -> Precision:
-    made = member("precision", name)()
-    assert isinstance(made, Precision)
-    return made

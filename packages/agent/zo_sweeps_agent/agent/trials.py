@@ -168,8 +168,8 @@ def here(trial: Mapping[str, Any], folders: Mapping[str, str]) -> Trial:
 
 def run_checked(trial: Trial, *args: Any, **options: Any) -> Outcome:
     """Run a trial as `run_trial` does, if a model in a folder is the trial's own; else raise UserError."""
+    from zo_sweeps.methods.trial_config import texts_of
     from zo_sweeps.models.identity import fingerprint_model
-    from zo_sweeps.plan.texts import texts_of
     from zo_sweeps.run.run_trial import run_trial
 
     config = TrialConfig.of(trial.config)
