@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.engine.direction import ghat
-from zo_sweeps.engine.integers import Integers
+from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.types import Partial
 from zo_sweeps.methods.arch import Arch

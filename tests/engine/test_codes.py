@@ -15,11 +15,12 @@ from transformers.pytorch_utils import Conv1D
 from tests.engine import contract
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from tests.engine.spaces_common import LINEAR, MEMBERS, SPARSE, definition, example_losses, nudge, weights_of
-from zo_sweeps.engine import chunk, linear, losses, masks
+from zo_sweeps.engine import linear, losses, masks
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.codes.scaled import FourBitIntegers
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import evaluate
+from zo_sweeps.engine.layers import weight_only
 from zo_sweeps.engine.layers.weight_only import WeightOnly
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
@@ -114,7 +115,7 @@ def test_bits_do_not_depend_on_how_many_values_are_computed_at_a_time(
     precision = precision_of(name, **contract.known("precision", name, options))
     whole = layer_of(weight_of(shape), precision)
     for values in (1, 100, 1 << 12):
-        monkeypatch.setattr(chunk, "CPU", values)
+        monkeypatch.setattr(weight_only, "ON_CPU", values)
         parts = layer_of(weight_of(shape), precision)
         for (key, one), (_, other) in zip(whole.codes.named_buffers(), parts.codes.named_buffers(), strict=True):
             assert torch.equal(one, other), key
@@ -157,7 +158,7 @@ def test_a_forward_is_that_of_the_decoded_weight(
     layer = layer_of(weight_of((33, 37)), precision_of(name, compute=compute))
     x = weight_of((2, 5 * 37)).view(2, 5, 37).to(layer.codes.like.dtype)
     expected = nn.functional.linear(x, layer.dense(), layer.bias)
-    monkeypatch.setattr(chunk, "CPU", values)
+    monkeypatch.setattr(weight_only, "ON_CPU", values)
     # One rounding to the format; before it, fp32 sums in another order: n eps sum |x w|, at most.
     order = 37 * torch.finfo(torch.float32).eps * float((x.abs() @ layer.dense().t().abs()).max())
     torch.testing.assert_close(layer(x), expected, rtol=torch.finfo(x.dtype).eps, atol=order)
@@ -171,7 +172,7 @@ def test_backpropagation_is_that_of_the_decoded_weight(name: str, values: int, m
     x, up = weight_of((7, 37), 1).requires_grad_(), weight_of((7, 33), 2)
     dense = layer.dense()
     (expected,) = torch.autograd.grad((nn.functional.linear(x, dense, layer.bias) * up).sum(), x)
-    monkeypatch.setattr(chunk, "CPU", values)
+    monkeypatch.setattr(weight_only, "ON_CPU", values)
     (found,) = torch.autograd.grad((layer(x) * up).sum(), x)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from tests.engine.conftest import make_examples, tiny_model
-from zo_sweeps.engine import chunk, losses
+from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.estimators.es import ES
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
+from zo_sweeps.engine.layers import weight_only
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.step import Method, step
@@ -118,7 +119,7 @@ def test_an_update_in_parts_has_the_bits_of_whole_directions(
     noise, terms = LowRank(rank), [(NoiseKey(1, 1, query), 0.3 - 0.2 * query) for query in range(3)]
     theta = torch.randn(75, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
     whole = sum(noise.sample(key, "w", theta.shape, theta.device) * weight for key, weight in terms)
-    monkeypatch.setattr(chunk, "CPU", 40 * 16)
+    monkeypatch.setattr(weight_only, "ON_CPU", 40 * 16)
     assert torch.equal(combine(noise, terms, "w", theta), (whole + theta).to(dtype))
     assert torch.equal(combine(noise, terms, "w", theta, out=theta), theta)
 

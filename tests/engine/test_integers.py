@@ -19,13 +19,15 @@ from tests.engine.test_baselines import outcome_of, trials
 from tests.engine.test_codes import SHAPES, coded_model, layer_of, objective_of, precision_of, weight_of
 from zo_sweeps.core.events import ScoredDev
 from zo_sweeps.core.trial import Trial, TrialState
-from zo_sweeps.engine import chunk, losses, noise
+from zo_sweeps.engine import losses, noise
 from zo_sweeps.engine.batch import Batch, collate
+from zo_sweeps.engine.direction import ghat_parts, moved
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
-from zo_sweeps.engine.integers import Integers, ghat_parts, moved
+from zo_sweeps.engine.layers import weight_only
 from zo_sweeps.engine.layers.codes import TrainedCodes
+from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.quantized import Quantized
 from zo_sweeps.engine.replay import rebuild
@@ -176,7 +178,7 @@ def test_chunks_change_no_bit(independent: bool, at_once: int, monkeypatch: pyte
     terms = tuple((NoiseKey(0, 1, query), 0.37 * (query - 0.6)) for query in range(2))
     estimate, results = Estimate(terms, (0.0, 0.0), 0.0), []
     for size in (1 << 20, at_once):
-        monkeypatch.setattr(chunk, "CPU", size)
+        monkeypatch.setattr(weight_only, "ON_CPU", size)
         found = [moved(perturbation, Point(key, s), "w", codes_of(shape, 7)) for key, _ in terms for s in (0.8, -0.8)]
         for update in (QUZO, SGD(rounding=Rounding.STOCHASTIC, weight_decay=0.3), ErrorFeedback(0.9)):
             codes = codes_of(shape, 7)

@@ -7,12 +7,13 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM
 
 from tests.engine.conftest import TinyModel, make_examples, tiny_model
-from zo_sweeps.engine import chunk, losses, noise
+from zo_sweeps.engine import losses, noise
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.direction import combine
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
+from zo_sweeps.engine.layers import weight_only
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
 from zo_sweeps.methods.evaluation import Mode
@@ -37,7 +38,7 @@ def test_losses_do_not_depend_on_how_many_rows_are_made_at_a_time(
         combine = None  # only whole directions
 
     expected = points_losses(tiny_model(tied=tied), Whole())
-    monkeypatch.setattr(chunk, "CPU", values)
+    monkeypatch.setattr(weight_only, "ON_CPU", values)
     assert points_losses(tiny_model(tied=tied), Gaussian()) == pytest.approx(expected, rel=1e-6)
 
 
@@ -72,7 +73,7 @@ def test_theta_itself_rounds_as_a_point_beside_it(
                 [(key, 0.0) for key, _ in terms], name, shape, device, base=base, out=out, start=start
             )
 
-    monkeypatch.setattr(chunk, "CPU", values)
+    monkeypatch.setattr(weight_only, "ON_CPU", values)
     module, ids = tiny_opt(dtype), torch.arange(2, 62).view(6, 10)
     logits = []
 

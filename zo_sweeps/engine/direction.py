@@ -1,17 +1,19 @@
-"""Sums of directions as tensors, one parameter at a time."""
+"""What directions do to one parameter at a time: their sums as tensors, and moves of integer codes by whole numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from zo_sweeps.engine.chunk import rows_at_once
-from zo_sweeps.engine.types import Partial
+from zo_sweeps.engine.layers.weight_only import Integers, rows_at_once
+from zo_sweeps.engine.types import IntegerDirections, Partial
 from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
-from zo_sweeps.methods.points import Estimate, NoiseKey
+from zo_sweeps.methods.points import Estimate, NoiseKey, Point
+
+CHUNK = 1 << 22  # codes moved at a time, at most: they take about 40 bytes each meanwhile
 
 
 def combine(
@@ -98,3 +100,32 @@ class Along(Perturbation):
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         return ghat(self.estimate, self.noise, name, torch.empty(shape, device=device))
+
+
+def _parts(param: Integers) -> Iterator[tuple[int, Tensor]]:
+    """Yield (index of the first, codes), as many codes at a time as one chunk holds: flat views of the parameter."""
+    flat, at_once = param.detach().view(-1), min(rows_at_once(1, param.device), CHUNK)
+    for start in range(0, len(flat), at_once):
+        yield start, flat[start : start + at_once]
+
+
+def moved(noise: Perturbation, point: Point, name: str, param: Integers) -> Tensor:
+    """Return a parameter's codes at a point, int8. Memory: 1 byte per code, and one chunk in fp32."""
+    assert isinstance(noise, IntegerDirections), f"integer codes move by integers, which {noise.name} does not draw"
+    out = torch.empty_like(param, requires_grad=False)
+    for start, codes in _parts(param):
+        there = noise.point(point, name, codes, param.largest, start)
+        out.view(-1)[start : start + len(codes)] = there
+    return out
+
+
+def ghat_parts(
+    estimate: Estimate, noise: Perturbation, name: str, param: Integers
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield (index of the first, codes, ghat) for one chunk after the other.
+
+    The codes are a view of the parameter, to be moved in place; ghat is a new fp32 tensor: sum_i weight_i z(key_i).
+    """
+    assert isinstance(noise, IntegerDirections), f"integer codes move by integers, which {noise.name} does not draw"
+    for start, codes in _parts(param):
+        yield start, codes, noise.ghat(estimate.terms, name, codes, param.largest, start)

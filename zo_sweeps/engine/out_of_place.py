@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.core.memory_parts import Part, counted_as
-from zo_sweeps.engine.chunk import rows_at_once
-from zo_sweeps.engine.direction import combine
-from zo_sweeps.engine.integers import Integers, moved
+from zo_sweeps.engine.direction import combine, moved
+from zo_sweeps.engine.layers.weight_only import Integers, rows_at_once
 from zo_sweeps.engine.types import Partial
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Point

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.integers import Integers, ghat_parts
+from zo_sweeps.engine.direction import ghat_parts
+from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate, NoiseKey
 from zo_sweeps.methods.update import Params, Update

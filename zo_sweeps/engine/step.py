@@ -21,7 +21,7 @@ from torch import nn
 from zo_sweeps.engine.direction import Along
 from zo_sweeps.engine.evaluate import Objective, evaluate
 from zo_sweeps.engine.in_place import InPlace
-from zo_sweeps.engine.integers import Integers
+from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.types import DivergedError, LineSearchUpdate, Peers

@@ -16,9 +16,8 @@ from zo_sweeps.core.events import End, Event, RunTrial, Sink
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 
 RUN_TRIAL = "zo_sweeps.run.run_trial:run_trial"
-FLUSH_SECONDS = (
-    0.5  # how long events may wait in a trial's process: a killed driver loses, and recomputes, at most those
-)
+# How long events may wait in a trial's process: a killed driver loses, and recomputes, at most those.
+FLUSH_SECONDS = 0.5
 
 NO_SLOT, COLD, WARM = 0, 1, 2
 

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 RECENT = 64  # finished trials of a group that count: the machine may be busier than it was
 NOTICED = 0.5  # seconds of loading; less: the process had the model and the rows
-OPERATIONS = (
-    5e10  # per second, of one core of an AMD EPYC (Zen 5); only ratios to it are shown where nothing was probed
-)
+# Per second, of one core of an AMD EPYC (Zen 5); only ratios to it are shown where nothing was probed.
+OPERATIONS = 5e10
 TRIAL = 0.3  # seconds that a trial takes beside its forwards, there
 
 

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zo_sweeps.engine.chunk import rows_at_once
-from zo_sweeps.engine.layers.weight_only import WeightCodes
+from zo_sweeps.engine.layers.weight_only import WeightCodes, rows_at_once
 
 TABLE = 16  # values
 

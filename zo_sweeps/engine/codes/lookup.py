@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zo_sweeps.core.memory_parts import Part
-from zo_sweeps.engine.chunk import rows_at_once
-from zo_sweeps.engine.layers.weight_only import WeightCodes
+from zo_sweeps.engine.layers.weight_only import WeightCodes, rows_at_once
 
 BITS = 4
 VALUES = 1 << BITS

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zo_sweeps.engine.chunk import rows_at_once
-from zo_sweeps.engine.layers.weight_only import IntegerCodes, WeightCodes
+from zo_sweeps.engine.layers.weight_only import IntegerCodes, WeightCodes, rows_at_once
 
 LARGEST, SMALLEST = 7, -8  # of `Groupwise`
 HALF = (LARGEST - SMALLEST) / 2

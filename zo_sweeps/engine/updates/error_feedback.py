@@ -57,7 +57,8 @@ class ErrorFeedback(Update):
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         import torch
 
-        from zo_sweeps.engine.integers import Integers, ghat_parts
+        from zo_sweeps.engine.direction import ghat_parts
+        from zo_sweeps.engine.layers.weight_only import Integers
 
         with torch.no_grad():
             for name, param in params.items():

@@ -49,7 +49,7 @@ class SGD(RoundedUpdate):
         import torch
 
         from zo_sweeps.engine.direction import combine, ghat
-        from zo_sweeps.engine.integers import Integers
+        from zo_sweeps.engine.layers.weight_only import Integers
         from zo_sweeps.engine.rounding import move, move_integers, rounding_key
 
         random = rounding_key(self, estimate)
