@@ -14,9 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+import torch
+from torch import nn
+
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family, is_composed
+from zo_sweeps.models.projection import features, is_projection, logits_of
 
 ROWS, TOKENS = 3, 5  # of the forward without weights
 UNLIMITED = 2**31 - 1  # positions of a model without a limit
@@ -86,7 +90,6 @@ def is_masked(kind: str, config: Mapping[str, Any]) -> bool:
 
 
 def _on_meta(kind: str, config: Mapping[str, Any]) -> Any:
-    import torch
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
     from transformers.utils import logging
@@ -167,8 +170,6 @@ def _not_text(config: Any) -> str:
 
 def _blocks(module: Any) -> tuple[str, Any]:
     """Return the model's layers, with their qualified name: the module list that holds most of the parameters."""
-    from torch import nn
-
     if getattr(module, "_is_stateful", False):
         raise UserError("layers of it carry a state from token to token, as Mamba's do")
     if module.base_model is module:
@@ -190,8 +191,6 @@ def _blocks(module: Any) -> tuple[str, Any]:
 
 def _shapes(layer: Any, experts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Return the (out, in) features of a layer's projections but those that route to experts, by name within it."""
-    from zo_sweeps.models.projection import features, is_projection
-
     shapes = {name: features(child) for name, child in layer.named_modules() if is_projection(child)}
     routed = {(name.partition(".")[0], len(stacked)) for name, stacked in experts.items()}
     return {name: shape for name, shape in shapes.items() if (name.partition(".")[0], shape[0]) not in routed}
@@ -213,10 +212,6 @@ def _common(shapes: list[dict[str, tuple[int, int]]], mixture: bool) -> dict[str
 
 def _written(child: Any) -> int:
     """Return the values that a module writes out for every point of a forward; see `zo_sweeps.engine.factored`."""
-    from torch import nn
-
-    from zo_sweeps.models.projection import is_projection
-
     own = _parameters(child, inside=False).values()
     if is_projection(child) or type(child) is nn.Embedding or all(param.ndim == 1 for param in own):
         return 0
@@ -230,18 +225,12 @@ def _around(layer: Any, projections: Iterable[str]) -> list[Any]:
 
 def _experts(layer: Any) -> dict[str, Any]:
     """Return the matrices of a layer's experts, stacked to tensors [experts, ., .], by name within the layer."""
-    from torch import nn
-
     convolved = {id(child.weight) for child in layer.modules() if isinstance(child, nn.Conv1d)}
     return {name: p for name, p in layer.named_parameters() if p.ndim == 3 and id(p) not in convolved}
 
 
 def _only_linear(layer: Any, blocks: str, experts: Iterable[str]) -> None:
     """Raise UserError if a layer has matrices outside projections, embeddings, and the part that holds its experts."""
-    from torch import nn
-
-    from zo_sweeps.models.projection import is_projection
-
     known = {id(child.weight) for child in layer.modules() if is_projection(child) or isinstance(child, nn.Embedding)}
     mixtures = {name.partition(".")[0] for name in experts}  # experts and their router
     for name, parameter in layer.named_parameters():
@@ -320,8 +309,6 @@ def _heads(config: Any, linears: Mapping[str, tuple[int, int]]) -> tuple[int, in
 
 def _positions(module: Any) -> int:
     """Return the most tokens of a sequence, by the model's position embeddings or its configuration."""
-    from torch import nn
-
     keys = ("max_position_embeddings", "max_seq_len", "seq_length")
     limit = int(next(filter(None, (getattr(module.config, key, None) for key in keys)), UNLIMITED))
     for name, child in module.named_modules():
@@ -359,10 +346,6 @@ def _run(module: Any, blocks: str, projections: Mapping[str, str]) -> tuple[Any,
     Modifies the module. Raises UserError if it cannot be run, does not call a projection, or computes its logits from
     more than its hidden states.
     """
-    import torch
-
-    from zo_sweeps.models.projection import logits_of
-
     calls: dict[str, list[list[Any]]] = {name: [] for name, child in module.named_modules() if child._parameters}
 
     def hook(name: str) -> Any:
@@ -402,8 +385,6 @@ def _rows(shapes: list[Any]) -> int:
 
 def _unmoved(module: Any, calls: Mapping[str, Any], logits: Callable[[], Any]) -> str:
     """Return which parameter is read without calling its module, which would not move it; "" for none."""
-    import torch
-
     logits()  # which calls the head
     idle = {name: module.get_submodule(name) for name in calls if not calls[name]}
     read = {f"{name}.{slot}": (child, slot) for name, child in idle.items() for slot in _parameters(child)}
@@ -429,10 +410,6 @@ def _parameters(child: Any, inside: bool | None = None) -> dict[str, Any]:
 
 def _not_by_rows(module: Any, calls: Mapping[str, list[list[Any]]]) -> str:
     """Return why a module cannot compute groups of rows at several points, as `zo_sweeps.engine.factored` does; ""."""
-    from torch import nn
-
-    from zo_sweeps.models.projection import is_projection
-
     tokens = ROWS * TOKENS
     for name, called in calls.items():
         child = module.get_submodule(name)

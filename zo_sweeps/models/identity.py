@@ -208,10 +208,7 @@ def _status(model: Model) -> ModelStatus:
     identity = fingerprint_model(model)
     if model.source == ModelSource.RANDOM:
         arch = families.describe(model.arch)
-        tokens = demo_tokens(arch)
-        if arch.vocabulary < tokens:
-            what = f"random weights are used with the demo tokenizer, which has {tokens} tokens"
-            raise UserError(what, where="model.arch.vocab_size", fix=f"set it to {tokens} or more")
+        must_fit_demo(arch)
         return ModelStatus(True, "", identity, arch.parameters, arch, *_tokenizer(DEMO, model.arch))
     package = package_of(model)
     info = read_checkpoint_info(folder_of(model)) if package else _identify(folder_of(model))[0]
@@ -240,10 +237,12 @@ def _read_tokenizer(folder: Path, stamp: int) -> TokenizerFile:
     return TokenizerFile(folder)
 
 
-def demo_tokens(arch: Arch) -> int:
-    """Return the size of the demo tokenizer; a masked model's has a mask token as well."""
-    vocabulary = json.loads((DEMO / "config.json").read_text())["vocab_size"]
-    return int(vocabulary) + arch.masked
+def must_fit_demo(arch: Arch) -> None:
+    """Raise UserError unless the model holds all tokens of the demo tokenizer, and a masked one its mask token."""
+    tokens = int(json.loads((DEMO / "config.json").read_text())["vocab_size"]) + arch.masked
+    if arch.vocabulary < tokens:
+        what = f"random weights are used with the demo tokenizer, which has {tokens} tokens"
+        raise UserError(what, where="model.arch.vocab_size", fix=f"set it to {tokens} or more")
 
 
 def _hub_status(model: Model) -> ModelStatus:

@@ -42,8 +42,8 @@ def load(
 
     With `codes`, the projections of the blocks are stored as its codes. Each is encoded as soon as it is read, on the
     device: peak memory is that of the stored weights, and of one more tensor on either side (of random weights, of the
-    projections in one module). A package
-    (`zo_sweeps.models.package`) has the codes already, which are verified and read one layer at a time.
+    projections in one module). A package (`zo_sweeps.models.package`) has the codes already, which are verified and
+    read one layer at a time.
 
     Safetensors only: no pickle is opened, and no code of the model's own is run. Random weights are drawn on the CPU
     from `seed`, so that they are the same for every device, and leave the global generator as it was.
@@ -188,12 +188,7 @@ def _random(
     if arch.masked:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})  # the last id
         ids["pad_token_id"] = tokenizer.pad_token_id  # RoBERTa counts positions from it
-    if arch.vocabulary < len(tokenizer):
-        raise UserError(
-            f"random weights are used with the demo tokenizer, which has {len(tokenizer)} tokens",
-            where="model.arch.vocab_size",
-            fix=f"set it to {len(tokenizer)} or more",
-        )
+    identity.must_fit_demo(arch)
     config = AutoConfig.for_model(**{**options, **ids})
     make = partial(_class_of(arch.masked).from_config, config, dtype=dtype)
     with torch.random.fork_rng(devices=[]):

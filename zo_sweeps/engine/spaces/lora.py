@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.space import Found, InstalledSpace, LowRankSpace
@@ -26,6 +26,8 @@ class LoRA(LowRankSpace):
     Source: LoRA (Hu et al., 2021), section 4.1.
     """
 
+    trains_both: ClassVar[bool] = True  # factors; else B alone
+
     def trainable(self, arch: Arch) -> int:
         return self.rank * (arch.inputs(self.targets) + arch.outputs(self.targets))
 
@@ -33,5 +35,5 @@ class LoRA(LowRankSpace):
         from zo_sweeps.engine.layers.low_rank import LowRankLinear
         from zo_sweeps.engine.layers.wrapped import Wrapped, initial_key
 
-        key, rank, alpha, init = initial_key(seed), self.rank, self.alpha, self.init
-        return Wrapped(module, layers, lambda base, name: LowRankLinear(base, rank, alpha, init, True, key, name))
+        options, key = (self.rank, self.alpha, self.init, self.trains_both), initial_key(seed)
+        return Wrapped(module, layers, lambda base, name: LowRankLinear(base, *options, key, name))

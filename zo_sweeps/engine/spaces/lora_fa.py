@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
+from zo_sweeps.engine.spaces.lora import LoRA
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.space import Found, InstalledSpace, LowRankSpace
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
-class LoRAFA(LowRankSpace):
+class LoRAFA(LoRA):
     """A ~ Kaiming-uniform (or Gaussian), frozen; B = 0, trained in fp32: d = r out per layer.
 
     Args:
@@ -26,12 +22,7 @@ class LoRAFA(LowRankSpace):
     Source: P-RGE, section 2 and appendix A.4.
     """
 
+    trains_both: ClassVar[bool] = False
+
     def trainable(self, arch: Arch) -> int:
         return self.rank * arch.outputs(self.targets)
-
-    def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.low_rank import LowRankLinear
-        from zo_sweeps.engine.layers.wrapped import Wrapped, initial_key
-
-        key, rank, alpha, init = initial_key(seed), self.rank, self.alpha, self.init
-        return Wrapped(module, layers, lambda base, name: LowRankLinear(base, rank, alpha, init, False, key, name))

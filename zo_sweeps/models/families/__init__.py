@@ -45,7 +45,7 @@ def names() -> tuple[str, ...]:
 def family(config: Mapping[str, Any]) -> Family:
     """Return the family of a config.json. Raises UserError if it names no model_type.
 
-    Cost: none here; describing a type without a module in this package imports torch and transformers.
+    Cost: none; a type without a module in this package imports torch, and describing it transformers.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
