@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +33,6 @@ from zo_sweeps.methods.points import Point
 from zo_sweeps.methods.space import InstalledSpace
 
 Objective = Callable[[int], Tensor]  # number of row groups P -> losses [P]
-
-
-class Batched(Protocol):
-    """An installed space that can hold several points: see `layers.wrapped.Wrapped.hold`."""
-
-    params: dict[str, nn.Parameter]
-
-    def hold(self, values: dict[str, Tensor]) -> None: ...
 
 
 def evaluate(
@@ -87,13 +78,12 @@ def _held(
 @contextmanager
 def _stacked(module: nn.Module, space: InstalledSpace, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
     """Hold P copies of each trainable tensor, [P, *shape], in the space: small, because a batched space is small."""
-    batched = cast(Batched, space)
     with counted_as(Part.TRAINABLE):
-        batched.hold({name: _at(points, noise, name, param) for name, param in batched.params.items()})
+        space.hold({name: _at(points, noise, name, param) for name, param in space.params.items()})
     try:
         yield
     finally:
-        batched.hold({})
+        space.hold({})
 
 
 def _at(points: Sequence[Point], noise: Perturbation, name: str, param: Tensor) -> Tensor:

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.rounding import probe
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.update import Params
-
-PROBE = 1024  # elements per parameter at which the drift is measured
 
 
 class InPlace:
@@ -54,7 +53,7 @@ class InPlace:
 
     def _visits(self, params: Params, noise: Perturbation, points: Sequence[Point]) -> Generator[None, None, None]:
         """Move theta to each point in turn; yield once at each."""
-        before = {name: _probe(param) for name, param in params.items()}
+        before = {name: probe(param).float() for name, param in params.items()}
         key, scale = points[0].key, 0.0
         try:
             for point in points:
@@ -67,7 +66,7 @@ class InPlace:
         finally:
             _shift(params, noise, key, -scale)
         for name, param in params.items():
-            moved = _probe(param) - before[name]
+            moved = probe(param).float() - before[name]
             previous = self._drifted.get(name)
             # If the space has changed its parameters meanwhile, measure the new ones from here on.
             self._drifted[name] = moved if previous is None or previous.shape != moved.shape else previous + moved
@@ -80,8 +79,3 @@ def _shift(params: Params, noise: Perturbation, key: NoiseKey, delta: float) -> 
         for name, param in params.items():
             z = noise.sample(key, name, param.shape, param.device)
             param.add_(z.mul_(delta).to(param.dtype))
-
-
-def _probe(param: Tensor) -> Tensor:
-    flat = param.detach().flatten()
-    return flat[:: max(1, flat.numel() // PROBE)][:PROBE].float().clone()

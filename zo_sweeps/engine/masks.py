@@ -118,7 +118,8 @@ def squared_gradients(
     """
     if score not in ("fisher", "mean_gradient"):
         raise ValueError(f"score must be fisher or mean_gradient, not {score!r}")
-    total = (zeros or _in_memory)({name: weight.shape for name, weight in weights.items()})
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    total = zeros(shapes) if zeros else {name: torch.zeros(shape) for name, shape in shapes.items()}
     # fp16 gradients of a mean loss underflow; scaling by a power of two neither rounds nor reorders them.
     scale = 1024.0 if any(weight.dtype == torch.float16 for weight in weights.values()) else 1.0
     required = {name: weight.requires_grad for name, weight in weights.items()}
@@ -152,10 +153,6 @@ def squared_gradients(
             value.square_()
     devices = {name: weight.device for name, weight in weights.items()}
     return Lazily(devices, lambda name: total[name].to(devices[name]))
-
-
-def _in_memory(shapes: Mapping[str, torch.Size]) -> Mapping[str, Tensor]:
-    return {name: torch.zeros(shape) for name, shape in shapes.items()}
 
 
 def sensitive(

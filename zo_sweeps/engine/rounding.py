@@ -18,7 +18,7 @@ from zo_sweeps.methods.update import Params, Update
 
 CHUNK = 1 << 20  # elements rounded at a time: bounds the memory for their random numbers
 ROUNDING = -1  # noise address of the random numbers that round a step's weights; no direction has it
-PROBE = 1024  # elements per parameter at which lost updates are counted
+PROBE = 1024  # elements per parameter at which lost updates are counted, and drift is measured
 
 
 class LostUpdates:
@@ -45,10 +45,10 @@ class LostUpdates:
     def around(self, params: Params) -> Iterator[None]:
         """Compare the parameters before and after the block."""
         halves = [param for param in params.values() if param.dtype in (torch.bfloat16, torch.float16)]
-        before = [(_probe(param), _moves(param)) for param in halves]
+        before = [(probe(param), _moves(param)) for param in halves]
         yield
         for param, (old, moves) in zip(halves, before, strict=True):
-            self._stayed += int(((_probe(param) == old) & moves).sum())
+            self._stayed += int(((probe(param) == old) & moves).sum())
             self._counted += int(moves.sum())
 
     def share(self, moves: bool) -> float:
@@ -153,10 +153,11 @@ def _up_or_down(values: Tensor, dtype: torch.dtype, u: Tensor) -> Tensor:
     return (lower + (u < (size - a) / (b - a)).to(torch.int16)).view(dtype)
 
 
-def _probe(param: Tensor) -> Tensor:
+def probe(param: Tensor) -> Tensor:
+    """Return a copy of up to PROBE evenly spaced elements of a parameter."""
     flat = param.detach().view(-1)
     return flat[:: max(1, flat.numel() // PROBE)][:PROBE].clone()
 
 
 def _moves(param: Tensor) -> Tensor:
-    return torch.ones_like(_probe(param), dtype=torch.bool) if param.grad is None else _probe(param.grad) != 0
+    return torch.ones_like(probe(param), dtype=torch.bool) if param.grad is None else probe(param.grad) != 0

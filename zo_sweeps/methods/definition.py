@@ -141,7 +141,8 @@ def identity(value: Any) -> Any:
     if hasattr(value, "to_identity"):
         return value.to_identity()
     if isinstance(value, Definition):
-        return {"name": value.name, **_identity_fields(value), **_source(type(value))}
+        own = own_source(type(value))
+        return {"name": value.name, **_identity_fields(value), **({"source": own} if own else {})}
     if is_dataclass(value):
         return _identity_fields(value)
     if isinstance(value, Mapping):
@@ -149,11 +150,6 @@ def identity(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [identity(item) for item in value]
     return value
-
-
-def _source(kind: type[Definition]) -> dict[str, str]:
-    own = own_source(kind)
-    return {"source": own} if own else {}
 
 
 def own_source(kind: type[Definition]) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from typing import ClassVar
 
+from zo_sweeps.core.host import version_of
 from zo_sweeps.methods.definition import Definition
 from zo_sweeps.methods.precision import Precision
 
@@ -36,11 +35,7 @@ class Kind(Definition):
     @classmethod
     def installed_tools(cls) -> dict[str, str]:
         """Return the versions of those of its tools that are installed here. Cost: a millisecond."""
-        there = {}
-        for name in cls.tools:
-            with suppress(metadata.PackageNotFoundError):
-                there[name] = metadata.version(name)
-        return there
+        return {name: version for name in cls.tools if (version := version_of(name))}
 
     @property
     def generated(self) -> int:

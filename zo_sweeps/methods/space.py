@@ -49,6 +49,10 @@ class InstalledSpace(Protocol):
         """Prepare a step at which the space changes, as when its mask is recomputed: `params` are replaced."""
         return None
 
+    def hold(self, values: Mapping[str, Tensor]) -> None:
+        """Hold P points, of a `batched` space: `values` maps parameter names to [P, *shape]. Empty: theta itself."""
+        assert not values, "one forward holds one point of this space"
+
     def tensors(self) -> Iterator[tuple[Part, Tensor]]:
         """Yield every tensor that the space added to the model, and the part of the memory that it counts as."""
         yield from ((Part.TRAINABLE, param) for param in self.params.values())

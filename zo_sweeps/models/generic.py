@@ -130,6 +130,7 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
     embedding, output = module.get_input_embeddings().weight, module.get_output_embeddings()
     window, mixed = _window(config)
     positions, no_packing = _positions(module), MASKED_PACKING if masked else _no_packing(module, mixed)
+    around = [layers[0].get_submodule(path.rpartition(".")[0]) for path in projections.values()]
     cache, seen = _run(module, blocks, projections)
     return Arch(
         family=kind,
@@ -150,7 +151,7 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
         experts=sum(parameter.numel() for parameter in experts.values()),
         composed=is_composed(config.to_dict()),
         written=max(map(_written, module.modules())),
-        filled=any(part._non_persistent_buffers_set for part in _around(layers[0], projections.values())),
+        filled=any(part._non_persistent_buffers_set for part in around),
         window=window,
         no_packing=no_packing,
         no_prefix=MASKED_PREFIX if masked else _no_prefix(cache, kv_heads, head),
@@ -216,11 +217,6 @@ def _written(child: Any) -> int:
     if is_projection(child) or type(child) is nn.Embedding or all(param.ndim == 1 for param in own):
         return 0
     return sum(param.numel() for param in own)
-
-
-def _around(layer: Any, projections: Iterable[str]) -> list[Any]:
-    """Return the modules whose children the projections are."""
-    return [layer.get_submodule(path.rpartition(".")[0]) for path in projections]
 
 
 def _experts(layer: Any) -> dict[str, Any]:

@@ -293,12 +293,9 @@ def files_of(model: Model) -> Mapping[str, str]:
 
 def _identify(folder: Path) -> tuple[CheckpointInfo, str, Mapping[str, str]]:
     """Return the checkpoint in a folder, its hash, and its files', cached until a file's size or time changes."""
-    stamps = tuple((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in _files(folder))
+    files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
+    stamps = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     return _identify_once(folder.resolve(), stamps)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.iterdir() if f.is_file()) if folder.is_dir() else []
 
 
 @lru_cache(maxsize=64)

@@ -99,7 +99,7 @@ class _Encode(ConversionOps):
             else:
                 coded = self.precision.stored(layer, weight)
                 _put_placeholder(coded)
-                replace(model, path, coded)
+                model.set_submodule(path, coded)
             if missing_keys is not None:
                 missing_keys.discard(name)
         return input_dict  # the rest is for the loader to set
@@ -122,7 +122,7 @@ def encode(precision: WeightOnlyPrecision, names: Collection[str], model: Any, n
     """
     for child, layer in [*model.get_submodule(name).named_children()]:
         if (path := f"{name}.{child}") in names:
-            replace(model, path, precision.stored(layer, layer.weight.detach()))
+            model.set_submodule(path, precision.stored(layer, layer.weight.detach()))
 
 
 def restore(precision: WeightOnlyPrecision, model: Any, codes: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
@@ -132,7 +132,7 @@ def restore(precision: WeightOnlyPrecision, model: Any, codes: Iterable[tuple[st
     """
     for name, buffers in codes:
         layer = model.get_submodule(name)
-        replace(model, name, precision.restored(layer, features(layer), buffers))
+        model.set_submodule(name, precision.restored(layer, features(layer), buffers))
 
 
 def forget(model: Any) -> None:
@@ -150,9 +150,3 @@ def plain(weight: nn.Parameter, bias: nn.Parameter | None, transposed: bool) -> 
     layer.register_parameter("weight", weight)
     layer.register_parameter("bias", bias)
     return layer
-
-
-def replace(model: nn.Module, name: str, child: nn.Module) -> None:
-    """Put a module in place of another one."""
-    parent, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(parent), leaf, child)

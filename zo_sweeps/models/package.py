@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import folder_at, replace_text
 from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.host import version_of
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import Precision
@@ -153,7 +154,8 @@ def write(
     with quiet():
         module.save_pretrained(str(folder), state_dict=others, safe_serialization=True)
         model.tokenizer.save_pretrained(str(folder))
-    _describe(folder, PackageContents(precision.to_json(), made_from, text, None, {}, _versions()))
+    versions = {name: version_of(name) for name in ("zo-sweeps", "torch", "transformers", "safetensors")}
+    _describe(folder, PackageContents(precision.to_json(), made_from, text, None, {}, versions))
 
 
 def add_mask(folder: Path, stored: StoredMask, found_from: Mapping[str, Any], text: str) -> None:
@@ -212,12 +214,6 @@ def _digest(file: Path) -> str:
     except OSError:
         return ""
     return digest.hexdigest()
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("zo-sweeps", "torch", "transformers", "safetensors")}
 
 
 def _damaged(folder: Path, what: str) -> UserError:

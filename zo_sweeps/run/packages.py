@@ -146,7 +146,7 @@ def decode(module: nn.Module) -> None:
     load_codes.forget(module)
     for name, layer in _coded(module):
         weight = nn.Parameter(linear.as_stored(layer), requires_grad=False)
-        load_codes.replace(module, name, load_codes.plain(weight, layer.bias, layer.transposed))
+        module.set_submodule(name, load_codes.plain(weight, layer.bias, layer.transposed))
 
 
 def _coded(module: nn.Module) -> list[tuple[str, WeightOnly]]:

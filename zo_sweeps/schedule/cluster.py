@@ -27,6 +27,7 @@ TOKEN_FIX = (
     "copy the token file that `zo-sweeps head start` printed to this machine (mode 0600) and name it with --token-file "
     "or RAY_AUTH_TOKEN_PATH"
 )
+ANSWER_SECONDS = 5.0  # time allowed for a head to answer
 HEAD = "node:__internal_head__"  # a resource of the head's node
 ID_LABEL, BEGAN_LABEL = "zo.id", "zo.began"  # a machine's id, the same after a restart; its start time (Unix seconds)
 DEVICE_LABEL = "zo.device"  # a node's device profile
@@ -173,13 +174,13 @@ def set_environment(variables: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def must_answer(address: str, timeout: float = 5.0) -> None:
+def must_answer(address: str) -> None:
     """Raise UserError unless something listens at `address` ("host:port")."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise UserError(f"{address!r} is not HOST:PORT", where="cluster.address", fix="as in 10.0.0.5:6379")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
     except OSError as error:
         raise UserError(
             f"no Ray head answers at {address} ({error.strerror or error})",

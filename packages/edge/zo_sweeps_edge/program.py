@@ -19,12 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from zo_sweeps.engine.evaluate import Batched
 from zo_sweeps.engine.types import LanguageModel
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.space import InstalledSpace
@@ -228,7 +226,7 @@ class Forward(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.theta = model.module, theta
-        self._model, self._space, self._of_scores = model, cast(Batched, space), of_scores
+        self._model, self._space, self._of_scores = model, space, of_scores
         self.scored = (theta.calls.points, batch, frame.slots)
 
     def forward(

@@ -56,7 +56,6 @@ class Prefix(InstalledSpace):
         setattr(module, PREFIX_LENGTH, length)
 
     def hold(self, values: Mapping[str, Tensor]) -> None:
-        """Hold P points: `values` maps parameter names to [P, *shape]. Empty: theta itself."""
         self._points = values
 
     def uninstall(self) -> None:

@@ -300,7 +300,6 @@ class Sparse(InstalledSpace):
         return {name: layer.index for name, layer in self.layers.items() if len(layer.index)}
 
     def hold(self, values: Mapping[str, Tensor]) -> None:
-        """Hold P points: `values` maps parameter names to [P, k]. Empty: theta itself."""
         for name, layer in self.layers.items():
             layer.points = values.get(f"{name}.weight")
 

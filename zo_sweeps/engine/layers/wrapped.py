@@ -71,11 +71,10 @@ class Wrapped(InstalledSpace):
             linear.check(base, name)
             layer = wrap(base, name)
             self.layers[name] = layer
-            _replace(module, name, layer)
+            module.set_submodule(name, layer)
             self.params.update({f"{name}.{part}": getattr(layer, part) for part in layer.parts})
 
     def hold(self, values: Mapping[str, Tensor]) -> None:
-        """Hold P points: `values` maps parameter names to [P, *shape]. Empty: theta itself."""
         for name, layer in self.layers.items():
             layer.points = {part: values[f"{name}.{part}"] for part in layer.parts if f"{name}.{part}" in values}
 
@@ -86,9 +85,4 @@ class Wrapped(InstalledSpace):
 
     def uninstall(self) -> None:
         for name, layer in self.layers.items():
-            _replace(self._module, name, layer.base)
-
-
-def _replace(module: nn.Module, name: str, child: nn.Module) -> None:
-    parent, _, leaf = name.rpartition(".")
-    setattr(module.get_submodule(parent), leaf, child)
+            self._module.set_submodule(name, layer.base)

@@ -57,17 +57,14 @@ class _Stream:
         index = names.index(name)
         start = index
         if self._at != (key, index, device):
-            self._generator = torch.Generator(device).manual_seed(_seed(key.seed, self._layout.drawn_before(key)))
+            block, place = divmod(self._layout.drawn_before(key), 4096)
+            self._generator = torch.Generator(device).manual_seed(int(_seeds(key.seed, block)[place]))
             start = 0
         for drawn in names[start : index + 1]:
             dtype = dtypes.get(drawn, torch.float32)
             z = torch.normal(0.0, 1.0, shapes[drawn], generator=self._generator, dtype=dtype, device=device)
         self._at = (key, index + 1, device)
         return z.float()
-
-
-def _seed(seed: int, number: int) -> int:
-    return int(_seeds(seed, number // 4096)[number % 4096])
 
 
 @lru_cache(maxsize=16)
