@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.direction import ghat_parts
+from zo_sweeps.engine.direction import ghat, ghat_parts
 from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate, NoiseKey
@@ -88,6 +88,22 @@ def move(
     param.sub_(direction.to(param.dtype), alpha=lr)
 
 
+def move_all(
+    update: Update,
+    params: Params,
+    estimate: Estimate,
+    noise: Perturbation,
+    lr: float,
+    direction: Callable[[str, Tensor], Tensor] = lambda name, ghat: ghat,
+    weight_decay: float = 0.0,
+) -> None:
+    """Move every parameter by `direction`, of its name and ghat, which it may change; see `move`."""
+    random = rounding_key(update, estimate)
+    with torch.no_grad():
+        for name, param in params.items():
+            move(param, direction(name, ghat(estimate, noise, name, param)), lr, weight_decay, random, name)
+
+
 def move_integers(
     param: Integers,
     estimate: Estimate,
@@ -98,10 +114,10 @@ def move_integers(
     name: str,
 ) -> None:
     """Set codes <- codes - Q(lr * (ghat + weight_decay * codes)), in place, clipped to their range; Q is `whole`."""
-    for start, codes, ghat in ghat_parts(estimate, noise, name, param):
+    for start, codes, step in ghat_parts(estimate, noise, name, param):
         if weight_decay:
-            ghat += codes.float().mul_(weight_decay)
-        there = codes - whole(ghat.mul_(lr), random, name, start)
+            step += codes.float().mul_(weight_decay)
+        there = codes - whole(step.mul_(lr), random, name, start)
         codes.copy_(there.clamp_(-param.largest, param.largest))
 
 

@@ -92,13 +92,12 @@ def is_masked(kind: str, config: Mapping[str, Any]) -> bool:
 def _on_meta(kind: str, config: Mapping[str, Any]) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
-    from transformers.utils import logging
+
+    from zo_sweeps.models.load import quiet
 
     make: Any = AutoModelForMaskedLM if is_masked(kind, config) else AutoModelForCausalLM
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
     try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        with quiet(), torch.device("meta"), torch.random.fork_rng(devices=[]):
             described = AutoConfig.for_model(**config)
             if reason := _not_text(described):
                 raise UserError(f"model family {kind!r} cannot be served: {reason}", where="model.arch")
@@ -107,8 +106,6 @@ def _on_meta(kind: str, config: Mapping[str, Any]) -> Any:
         raise UserError(f"invalid configuration of a {kind!r} model: {_one_line(error)}", where="model.arch") from None
     except (AssertionError, ImportError, RuntimeError) as error:
         raise UserError(f"this {kind!r} model cannot be built: {_one_line(error)}", where="model.arch") from None
-    finally:
-        logging.set_verbosity(level)
 
 
 def _one_line(error: Exception) -> str:

@@ -14,6 +14,7 @@ from zo_sweeps.methods.update import Params, RoundedUpdate, State
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -62,19 +63,18 @@ class Adam(RoundedUpdate):
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         import torch
 
-        from zo_sweeps.engine.direction import ghat
-        from zo_sweeps.engine.rounding import move, rounding_key
+        from zo_sweeps.engine.rounding import move_all
 
-        random = rounding_key(self, estimate)
-        with torch.no_grad():
-            t = state["t"] + 1
-            for name, param in params.items():
-                g = ghat(estimate, noise, name, param)
-                m = state["m"][name].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
-                v = state["v"][name].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-                scale = (v / (1 - self.beta2**t)).sqrt_().add_(self.eps)
-                move(param, torch.div(m, scale, out=g).div_(1 - self.beta1**t), lr, self.weight_decay, random, name)
-            return {**state, "t": t}
+        t = state["t"] + 1
+
+        def direction(name: str, g: Tensor) -> Tensor:
+            m = state["m"][name].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
+            v = state["v"][name].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+            scale = (v / (1 - self.beta2**t)).sqrt_().add_(self.eps)
+            return torch.div(m, scale, out=g).div_(1 - self.beta1**t)
+
+        move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
+        return {**state, "t": t}
 
     def optimizer(self, groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
         """Return AdamW, which equals Adam without weight decay."""

@@ -35,14 +35,8 @@ class Conservative(RoundedUpdate):
         return replace(estimate, terms=terms, coefs=tuple(decision * g for g in estimate.coefs))
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        import torch
+        from zo_sweeps.engine.rounding import move_all
 
-        from zo_sweeps.engine.direction import ghat
-        from zo_sweeps.engine.rounding import move, rounding_key
-
-        random = rounding_key(self, estimate)
-        with torch.no_grad():
-            if any(weight for _, weight in estimate.terms):
-                for name, param in params.items():
-                    move(param, ghat(estimate, noise, name, param), lr, 0.0, random, name)
-            return state
+        if any(weight for _, weight in estimate.terms):
+            move_all(self, params, estimate, noise, lr)
+        return state

@@ -39,14 +39,8 @@ class Momentum(RoundedUpdate):
         return {"m": zeros(params)}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        import torch
+        from zo_sweeps.engine.rounding import move_all
 
-        from zo_sweeps.engine.direction import ghat
-        from zo_sweeps.engine.rounding import move, rounding_key
-
-        random = rounding_key(self, estimate)
-        with torch.no_grad():
-            for name, param in params.items():
-                m = state["m"][name].mul_(self.momentum).add_(ghat(estimate, noise, name, param))
-                move(param, m, lr, self.weight_decay, random, name)
-            return state
+        m = lambda name, ghat: state["m"][name].mul_(self.momentum).add_(ghat)
+        move_all(self, params, estimate, noise, lr, m, self.weight_decay)
+        return state

@@ -28,13 +28,7 @@ class Sign(RoundedUpdate):
         return -lr * ((ghats[-1] > 0) - (ghats[-1] < 0))
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        import torch
+        from zo_sweeps.engine.rounding import move_all
 
-        from zo_sweeps.engine.direction import ghat
-        from zo_sweeps.engine.rounding import move, rounding_key
-
-        random = rounding_key(self, estimate)
-        with torch.no_grad():
-            for name, param in params.items():
-                move(param, ghat(estimate, noise, name, param).sign_(), lr, self.weight_decay, random, name)
-            return state
+        move_all(self, params, estimate, noise, lr, lambda name, ghat: ghat.sign_(), self.weight_decay)
+        return state
