@@ -24,7 +24,7 @@ from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.rounding import LostUpdates
-from zo_sweeps.engine.types import DivergedError, LineSearchUpdate, Peers
+from zo_sweeps.engine.types import DivergedError, Peers
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation
@@ -107,15 +107,14 @@ def step(
             query = point.key.query
             raise DivergedError(f"non-finite loss at step {step}, seed {seed}, query {query}: losses [{shown}]")
     estimate = method.estimator.combine(points, losses)
-    if isinstance(method.update, LineSearchUpdate):
-        line = Along(estimate, method.perturbation)
+    line = Along(estimate, method.perturbation)
 
-        def along(scales: Sequence[float]) -> list[float]:
-            candidates = [Point(points[0].key, scale) for scale in scales]
-            mode = method.mode if space.batched else Mode.SEQUENTIAL  # a sum of directions has no thin factors
-            return evaluate(objective, module, space, line, candidates, mode, method.most)
+    def along(scales: Sequence[float]) -> list[float]:
+        candidates = [Point(points[0].key, scale) for scale in scales]
+        mode = method.mode if space.batched else Mode.SEQUENTIAL  # a sum of directions has no thin factors
+        return evaluate(objective, module, space, line, candidates, mode, method.most)
 
-        estimate = method.update.choose(estimate, lr, along)
+    estimate = method.update.choose(estimate, lr, along)
     with lost.around(space.params) if lost is not None else nullcontext():
         state = method.update.apply(space.params, estimate, method.perturbation, state, lr)
     return estimate, state

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from zo_sweeps.methods.points import Estimate, NoiseKey, Point
+from zo_sweeps.methods.points import NoiseKey, Point
 
 Evaluate = Callable[[Sequence[Point]], list[float]]  # points -> f at each
 
@@ -78,20 +78,6 @@ class IntegerDirections(Protocol):
         self, terms: Sequence[tuple[NoiseKey, float]], name: str, codes: Tensor, largest: int, start: int
     ) -> Tensor:
         """Return sum_i c_i z(key_i) at the codes, a new fp32 tensor [n]."""
-        ...
-
-
-@runtime_checkable
-class LineSearchUpdate(Protocol):
-    """An update that evaluates f along ghat before stepping, and scales the estimate (and its log) by its decision."""
-
-    @property
-    def evaluations(self) -> int:
-        """Points per step at which it evaluates f."""
-        ...
-
-    def choose(self, estimate: Estimate, lr: float, along: Callable[[Sequence[float]], list[float]]) -> Estimate:
-        """Return the scaled estimate; `along` returns f(theta + scale * ghat) for each scale."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -77,6 +77,14 @@ class Update(Definition):
             ghats: the value's estimates, one per step.
         """
         return -lr * ghats[-1]
+
+    def choose(self, estimate: Estimate, lr: float, along: Callable[[Sequence[float]], list[float]]) -> Estimate:
+        """Return the estimate, which an update with `evaluations` scales (with its log) by what f is along ghat.
+
+        Args:
+            along: scales -> f(theta + scale * ghat) for each.
+        """
+        return estimate
 
     def init(self, params: Params) -> State:
         """Return the state before the first step."""

@@ -28,7 +28,6 @@ class Conservative(RoundedUpdate):
     evaluations: ClassVar[int] = 3
 
     def choose(self, estimate: Estimate, lr: float, along: Callable[[Sequence[float]], list[float]]) -> Estimate:
-        """Return the estimate times the decision; `along` returns f(theta + scale * ghat) for each scale."""
         ahead, here, behind = (loss if loss == loss else float("inf") for loss in along((-lr, 0.0, lr)))
         decision = 1.0 if ahead <= min(here, behind) else 0.0 if here <= behind else -1.0
         terms = tuple((key, decision * weight) for key, weight in estimate.terms)
