@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.engine import linear, noise
-from zo_sweeps.engine.layers.wrapped import INIT_STEP, PointLinear, Wrapped, grouped, ungrouped
+from zo_sweeps.engine.layers.wrapped import PointLinear, Wrapped, grouped, initial_key, ungrouped
 from zo_sweeps.methods.points import NoiseKey
 
 
@@ -125,11 +125,10 @@ class Vera(Wrapped):
         shapes = [linear.shape(module.get_submodule(name)) for name in targets]
         tall, wide = (max(sizes) for sizes in zip(*shapes, strict=True))
         like = linear.like(module.get_submodule(targets[0]))
-        key = NoiseKey(seed, INIT_STEP, 0)
 
         def drawn(name: str, rows: int, columns: int) -> Tensor:
             bound = math.sqrt(6 / columns)  # Kaiming-uniform for a rectifier, as in peft
-            u = noise.uniform(key, name, torch.Size((rows, columns)), like.device)
+            u = noise.uniform(initial_key(seed), name, torch.Size((rows, columns)), like.device)
             return u.mul_(2 * bound).sub_(bound).to(like.dtype)
 
         self.A, self.B = drawn("vera.A", rank, wide), drawn("vera.B", tall, rank)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.layers.wrapped import INIT_STEP
-from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.engine.layers.wrapped import initial_key
 from zo_sweeps.methods.space import PREFIX_LENGTH, InstalledSpace
 
 
@@ -38,7 +37,7 @@ class Prefix(InstalledSpace):
         self.length = length
         device = next(base.parameters()).device
         # MeZO's initial values: the cache after random tokens of the vocabulary.
-        words = noise.integers(NoiseKey(seed, INIT_STEP, 0), "prefix.tokens", length, device).long()
+        words = noise.integers(initial_key(seed), "prefix.tokens", length, device).long()
         ids = words.bitwise_and_(0xFFFFFFFF).remainder_(vocabulary)
         with torch.no_grad():
             cache = base(input_ids=ids.unsqueeze(0), use_cache=True).past_key_values
