@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -61,6 +60,8 @@ def test_the_rebuilt_weights_score_on_dev_what_the_run_recorded(swept: Swept, bl
 
 @pytest.mark.parametrize("block", ADAPTERS)
 def test_an_exported_adapter_gives_the_replayed_logits_in_peft(swept: Swept, block: str, tmp_path: Path) -> None:
+    from peft import PeftModel  # all processes of the tests import this file, and one runs it
+
     folder = zo_sweeps.save_adapter(swept.id(block), tmp_path / "adapter", swept.state)
     config = json.loads((folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(DEMO)

@@ -18,6 +18,7 @@ import pytest
 from tests.cli.common import ENVIRONMENT
 from tests.cli.parsing import parse
 from tests.conftest import REPO
+from tests.plan.common import PLACES
 from zo_sweeps.cli.main import main
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.methods import registry
@@ -97,7 +98,10 @@ def typed(line: str, *more: str) -> list[str]:
 
 # --- the commands
 
-composer, planned = cache(lambda overrides, folders: Composer(overrides, folders)), cache(build)
+composer, planned = (
+    cache(lambda overrides, folders: Composer(overrides, folders)),
+    cache(lambda one: build(one, PLACES)),
+)
 
 
 def write_example(folder: Path) -> Path:
@@ -171,7 +175,7 @@ def test_overrides_that_are_listed_can_be_given_together(grid: str, first: str) 
     (line,) = [line for line in section("Run a paper's grid").splitlines() if line.startswith(f"    {first}")]
     for one in meant(line):
         composer = Composer([f"+grid={grid}", *one.split()])
-        plan = build(composer)
+        plan = build(composer, PLACES)
         assert plan.every
         assert readout.tables(plan, composer, Standing())
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, PrefixTuningConfig, VeraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, MistralConfig, OPTConfig
 
@@ -40,6 +41,11 @@ def tiny(family: str) -> nn.Module:
         return AutoModelForCausalLM.from_config(CONFIGS_OF[family]).eval().requires_grad_(False)
 
 
+def peft() -> Any:
+    """The library, imported where it is needed: all processes of the tests import this file, and one runs it."""
+    return importlib.import_module("peft")
+
+
 def padded() -> tuple[torch.Tensor, torch.Tensor]:
     """Two rows, the second padded on the right."""
     ids = torch.randint(1, 97, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -61,7 +67,7 @@ def test_a_saved_space_is_loaded_by_peft_with_the_same_logits(name: str, family:
         causal = model.head(model.hidden(ids, mask))
     torch.testing.assert_close(causal[mask.bool()], ours[mask.bool()], rtol=1e-5, atol=1e-5)  # padding is never seen
     adapters.save(space, definition(name), tmp_path, module=module)
-    loaded = PeftModel.from_pretrained(tiny(family), str(tmp_path)).eval()
+    loaded = peft().PeftModel.from_pretrained(tiny(family), str(tmp_path)).eval()
     with torch.inference_mode():
         theirs = loaded(input_ids=ids, attention_mask=mask).logits
     torch.testing.assert_close(ours[mask.bool()], theirs[mask.bool()], rtol=2e-5, atol=2e-5)
@@ -71,13 +77,13 @@ def test_a_saved_space_is_loaded_by_peft_with_the_same_logits(name: str, family:
     assert not list(tmp_path.glob("*.part"))
 
 
-CONFIGS = {
-    "lora": lambda names: LoraConfig(r=4, lora_alpha=8, target_modules=names, init_lora_weights=False),
-    "lora_fa": lambda names: LoraConfig(r=4, lora_alpha=8, target_modules=names, init_lora_weights=False),
-    "dora": lambda names: LoraConfig(r=4, lora_alpha=8, target_modules=names, init_lora_weights=False, use_dora=True),
-    "vera": lambda names: VeraConfig(r=4, target_modules=names, init_weights=False),
-    "prefix": lambda names: PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM"),
-}
+def config_of(name: str, names: list[str]) -> Any:
+    if name == "vera":
+        return peft().VeraConfig(r=4, target_modules=names, init_weights=False)
+    if name == "prefix":
+        return peft().PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM")
+    dora = name == "dora"
+    return peft().LoraConfig(r=4, lora_alpha=8, target_modules=names, init_lora_weights=False, use_dora=dora)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,7 +91,7 @@ CONFIGS = {
 def test_an_adapter_that_peft_saved_gives_its_logits_here(name: str, family: str, tmp_path: Path) -> None:
     module = tiny(family)
     names = targets(TinyModel(module), LINEAR)
-    theirs = get_peft_model(tiny(family), CONFIGS[name](sorted({n.rpartition(".")[2] for n in names}))).eval()
+    theirs = peft().get_peft_model(tiny(family), config_of(name, sorted({n.rpartition(".")[2] for n in names}))).eval()
     with torch.no_grad():
         for param in theirs.parameters():
             if param.requires_grad:

@@ -6,7 +6,6 @@ import hashlib
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from zo_sweeps.engine import losses
@@ -179,6 +178,8 @@ def test_all_modes_train_to_the_same_weights_within_rounding() -> None:
 
 
 def test_lora_computes_what_peft_computes(model: TinyModel) -> None:
+    from peft import LoraConfig, get_peft_model
+
     space = install("lora", model)
     nudge(space)
     ids = torch.randint(1, 97, (2, 9), generator=torch.Generator().manual_seed(0))

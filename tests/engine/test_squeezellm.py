@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -53,6 +52,8 @@ def least(values: Tensor, weights: Tensor) -> float:
 @pytest.mark.parametrize("n", [40, 288, 512])
 @pytest.mark.parametrize("kind", ["ones", "exponential", "heavy"])
 def test_the_error_is_within_2_percent_of_the_least_and_no_worse_than_scikit_learns(kind: str, n: int) -> None:
+    from sklearn.cluster import KMeans
+
     values, weights = drawn(kind, 8, n)
     ours = error(values, weights, centroids(values, weights, K))
     optimum = np.array([least(*row) for row in zip(values, weights, strict=True)])

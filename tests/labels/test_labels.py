@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plan.common import changed, configs, named, problem
+from tests.plan.common import PLACES, changed, configs, named, problem
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.build import Plan, build
@@ -22,7 +22,7 @@ def rows(plan: Plan) -> list[str]:
 
 def numbers(*overrides: str) -> set[tuple[str, str]]:
     composer = Composer(overrides)
-    made = tables.tables(build(composer), composer, Standing())
+    made = tables.tables(build(composer, PLACES), composer, Standing())
     return {key for table in made for key, cell in table.cells.items() if cell.published is not None}
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import yaml
 
 from tests.labels.reading import files, model_of, wrong
+from tests.plan.common import PLACES
 from zo_sweeps.config.composer import Composer, conf_dir
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.as_written import beside_written
-from zo_sweeps.plan.availability import Places
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.results import sweep_figures, tables
 from zo_sweeps.schedule.ledger import Standing
@@ -26,7 +26,6 @@ OVERRIDES = [
     for part in yaml.safe_load(Path(__file__).with_name("overrides.yaml").read_text("utf-8")).values()
     for one in part
 ]
-PLACES = Places(here=True)  # models and rows are looked for once
 SEEDS = ("seed", "grid.seeds", "grid.relabel")
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.estimate import Batches, ForwardRows, memory_by_part
@@ -369,6 +368,8 @@ def test_a_prefix_is_what_peft_makes_of_it(name: str, tmp_path: Path) -> None:
     assert sum(p.numel() for p in space.params.values()) == expected
     ours = parts(model, ids, mask)
     adapters.save(space, definition("prefix"), tmp_path, module=model.module)
+    from peft import PeftModel  # all processes of the tests import this file
+
     theirs = PeftModel.from_pretrained(model_of(name).module, str(tmp_path)).eval()
     torch.testing.assert_close(ours[mask.bool()], whole(theirs, ids, mask)[mask.bool()], rtol=1e-4, atol=1e-4)
 
@@ -422,6 +423,8 @@ def test_a_saved_space_is_loaded_by_peft_with_the_same_logits(name: str, space_n
     adapters.save(space, definition(space_name), tmp_path, module=model.module)
     task = json.loads((tmp_path / "adapter_config.json").read_text())["task_type"]
     assert task == (None if name in MASKED else "CAUSAL_LM")
+    from peft import PeftModel  # all processes of the tests import this file
+
     theirs = PeftModel.from_pretrained(model_of(name).module, str(tmp_path)).eval()
     got, expected = parts(model, ids, mask), whole(theirs, ids, mask)
     torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], rtol=1e-3, atol=1e-3)

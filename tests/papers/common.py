@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from tests.plan.common import PLACES
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import Plan, build
 
@@ -15,4 +16,4 @@ def composer(grid: str) -> Composer:
 
 @cache
 def plan(grid: str) -> Plan:
-    return build(composer(grid))
+    return build(composer(grid), PLACES)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.common import NOWHERE, in_process
 from tests.papers.test_grids import TRIALS
+from tests.plan.common import PLACES
 from tests.run.common import TINY
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
@@ -22,6 +23,12 @@ def given(grid: str) -> list[str]:
     return re.sub(r"\$(\w+)", lambda name: NAMES[name[1]], LINES[grid]).split()
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of data without any."""
+    return tmp_path_factory.mktemp("data")
+
+
 @pytest.mark.unit
 def test_the_loop_is_over_all_grids() -> None:
     assert set(LINES) == set(TRIALS)
@@ -29,9 +36,10 @@ def test_the_loop_is_over_all_grids() -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("grid", LINES)
-def test_a_line_of_the_loop_plans_its_grid(grid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_the_loop_plans_its_grid(grid: str, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    plan = build(Composer([f"+grid={grid}", "grid.relabel=true", "scale=smoke", f"data.dir={tmp_path}", *given(grid)]))
+    overrides = ["grid.relabel=true", "scale=smoke", f"data.dir={empty}", *given(grid)]
+    plan = build(Composer([f"+grid={grid}", *overrides]), PLACES)
     assert plan.every
     reasons = {re.sub(r"/\S+", "…", why) for why in plan.missing.values()}
     data = {why for why in reasons if why.startswith(("no folder", "no text"))}

@@ -13,8 +13,10 @@ import yaml
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.availability import Places
 from zo_sweeps.plan.build import Plan, build
 
+PLACES = Places()  # models and rows are looked for once, and their tokens counted, by tests that change none of them
 TINY = {  # one row on the demo model and task
     "name": "tiny",
     "fixed": {"model": "demo", "prompt": "mezo", "space": {"targets": ["q", "v"]}},
@@ -50,7 +52,7 @@ def planned(folder: Path, grid: dict[str, Any], *overrides: str) -> Plan:
 
 @cache
 def named(grid: str, *overrides: str) -> Plan:
-    return build(Composer([f"+grid={grid}", *overrides]))
+    return build(Composer([f"+grid={grid}", *overrides]), PLACES)
 
 
 def configs(plan: Plan, block: str = "") -> list[TrialConfig]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.common import changed, configs, named, planned, problem
+from tests.plan.common import PLACES, changed, configs, named, planned, problem
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.as_written import altered
@@ -170,7 +170,7 @@ def test_relabelled_rows_and_columns_say_what_they_run(tmp_path: Path) -> None:
 
 def published(*overrides: str) -> dict[tuple[str, str], float]:
     composer = Composer(overrides)
-    (first, *_) = tables.tables(build(composer), composer, Standing())
+    (first, *_) = tables.tables(build(composer, PLACES), composer, Standing())
     return {key: cell.published for key, cell in first.cells.items() if cell.published is not None}
 
 
@@ -218,7 +218,7 @@ def test_a_published_rank_stands_among_all_rows_and_columns_only() -> None:
 def test_a_published_largest_value_stands_among_all_columns_only() -> None:
     def largest(*overrides: str) -> set[str]:
         composer = Composer(["+grid=prge_fig5", *overrides])
-        made = tables.tables(build(composer), composer, Standing())
+        made = tables.tables(build(composer, PLACES), composer, Standing())
         return {
             row for table in made for (row, column), cell in table.cells.items() if column == LARGEST and cell.published
         }
@@ -232,7 +232,7 @@ def test_a_published_largest_value_stands_among_all_columns_only() -> None:
 def test_published_points_of_a_figure_follow_the_same_rule() -> None:
     def points(*overrides: str) -> list[Any]:
         composer = Composer(["+grid=prge_fig4", *overrides])
-        plan = build(composer)
+        plan = build(composer, PLACES)
         made = sweep_figures.figures(plan, composer, Standing(), Path("nowhere"))
         drawn = [series for figure in made for panel in figure.panels for series in panel.series]
         return [x for series in drawn if series.is_published for x in series.x]
@@ -247,7 +247,7 @@ def test_published_points_of_a_figure_follow_the_same_rule() -> None:
 def test_nothing_is_composed_again_where_no_override_changes_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Composer, "as_written", lambda self: pytest.fail("composed"))
     composer = Composer(["+grid=quickstart", "seed=3", "executor=inline"])
-    assert altered(build(composer), composer) == frozenset()
+    assert altered(build(composer, PLACES), composer) == frozenset()
 
 
 def test_a_row_that_names_its_device_keeps_what_computes_it() -> None:
@@ -273,7 +273,7 @@ def test_a_row_named_by_its_form_keeps_it_on_another_device() -> None:
 def test_a_cell_whose_row_names_a_device_is_altered_by_another_runtime_or_form() -> None:
     def changed_blocks(*overrides: str) -> set[str]:
         composer = Composer(["+grid=bytebots_frameworks", "grid.relabel=true", *overrides])
-        return {block for block, _ in altered(build(composer), composer)}
+        return {block for block, _ in altered(build(composer, PLACES), composer)}
 
     assert changed_blocks("device.runtime=executorch") == {"torch_sequential", "torch_prge"}
     assert changed_blocks("device.form=dual") >= {"executorch_sequential", "executorch_prge"}

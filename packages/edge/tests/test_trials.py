@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("executorch", reason="needs the extra [edge]")
 
 import torch
-from executorch.extension.pybindings import portable_lib
 
 from tests.run.common import make, measured, run
 from zo_sweeps.core.events import Start
@@ -147,6 +146,8 @@ def test_a_trial_moves_between_the_runtimes() -> None:
 
 def test_a_run_that_was_stopped_ends_with_the_same_bits() -> None:
     """The program's log is replayed by the program: theta and every later loss are those of a run without a stop."""
+    from executorch.extension.pybindings import portable_lib
+
     trial = make(*TINY, ANYWHERE, "estimator.q=4", "train.steps=8", "train.eval_every=4", PROGRAM)
     whole = measured(*run(trial))
     assert portable_lib._threadpool_get_thread_count() == torch.get_num_threads() == 1, "and not one per core"
