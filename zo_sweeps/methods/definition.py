@@ -152,6 +152,7 @@ def identity(value: Any) -> Any:
     return value
 
 
+@cache
 def own_source(kind: type[Definition]) -> str:
     """Return a digest of the source of a member and its bases outside of this project's packages; "" if there are none.
 
