@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,10 +32,16 @@ ONCE = (
     *("ldconfig", "file", "cuda_utils.c", "__triton_launcher.c", "ptxas"),
 )
 
-# Folders whose files share trained weights of every form, an MLflow server, the plans of all grids.
-SHARING = ("tests/api/", "tests/e2e/", "tests/papers/")
+# Folders and files that share trained weights of every form; an MLflow server; the plans of all grids.
+SHARING = (
+    ("tests/api/",),
+    ("tests/e2e/", "tests/docs/test_readme.py", "tests/record/test_views.py"),
+    ("tests/papers/",),
+)
 
 running: list[str] = []  # the unit test that runs now
+began: list[float] = []  # when the last full garbage collection did
+long_collections: list[float] = []  # the seconds of those since the last `gc.freeze`
 
 
 @pytest.fixture(scope="session")
@@ -103,21 +110,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each worker a file at a time, or the whole folder where files share a fixture that takes long."""
+    """Give each worker a file at a time, or all of those that share what takes long."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return next((folder for folder in SHARING if file.startswith(folder)), file)
+            return next((files[0] for files in SHARING if file.startswith(files)), file)
 
     return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what is loaded by now from garbage collection: a trial begins with one, which takes 0.3 s otherwise."""
+    """Exempt what is loaded by now from garbage collection: a trial has three, which take 0.3 s each otherwise."""
+    gc.callbacks.append(_notice_long_collections)
     gc.collect()
     gc.freeze()
+    long_collections.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Exempt what tests have imported and cached since: libraries, plans of a thousand trials."""
+    try:
+        return (yield)
+    finally:
+        if long_collections:
+            gc.collect()
+            gc.freeze()
+            long_collections.clear()
+
+
+def _notice_long_collections(phase: str, info: dict[str, int]) -> None:
+    if info["generation"] == 2 and phase == "start":
+        began[:] = [time.perf_counter()]
+    elif info["generation"] == 2 and time.perf_counter() - began[0] > 0.02:
+        long_collections.append(time.perf_counter() - began[0])
 
 
 @pytest.hookimpl(wrapper=True)
