@@ -152,12 +152,16 @@ def identity(value: Any) -> Any:
     return value
 
 
-@cache
 def own_source(kind: type[Definition]) -> str:
     """Return a digest of the source of a member and its bases outside of this project's packages; "" if there are none.
 
     Comments, docstrings and formatting do not count.
     """
+    return _own_source(kind)  # type: ignore[arg-type]  # as of `hints`, in `read`
+
+
+@cache
+def _own_source(kind: Any) -> str:
     names = {base.__module__ for base in kind.__mro__ if issubclass(base, Definition)}
     own = (name for name in sorted(names) if not is_ours(name))
     return "".join(_source_of(sys.modules[name]) for name in own)
