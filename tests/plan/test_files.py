@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from tests.plan.common import write_grid
-from zo_sweeps.config import composer, composition, parsed_files
+from zo_sweeps.config import composer, parsed_files
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 
@@ -35,26 +35,14 @@ def test_a_file_has_the_values_that_omegaconf_reads(tmp_path: Path) -> None:
 
 
 def test_what_is_done_to_a_configuration_does_not_reach_the_next(tmp_path: Path) -> None:
-    """Of files in their group, their header's place, and none; of members without a file; of the schema."""
-    folder = write_grid(tmp_path, GRID, "one")
-    (folder / "method").mkdir()
-    preset = "# @package _global_\ndefaults: [override /space: lora_fa]\nmethod: {name: mezo}\nspace: {targets: [q]}\n"
-    (folder / "method" / "mine.yaml").write_text(preset)
-    folders = Composer([], [str(folder)]).folders
-    composed = lambda: composition.compose(folders, ["+grid=one", "method=mine"])
-    first, choices = composed()
-    expected = OmegaConf.to_container(first)
-    with open_dict(first):
-        first.grid.blocks.zo.fixed.more = 1
-        first.space.targets.append("k")
-        first.model.arch.more = 1
-        first.estimator.more = 1
-        first.train.steps = 77
-        first.on.done = "true"
-    choices.clear()
-    second, choices = composed()
-    assert OmegaConf.to_container(second) == expected
-    assert choices["space"] == "lora_fa"
+    (tmp_path / "scalars.yaml").write_text(SCALARS)
+    source = parsed_files.ParsedFiles("main", f"file://{tmp_path}")
+    first = source.load_config("scalars")
+    first.config.nested.a.b.append("more")
+    first.header["package"] = "other"
+    second = source.load_config("scalars")
+    assert len(second.config.nested.a.b) == 2
+    assert second.header["package"] == "_global_"
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:

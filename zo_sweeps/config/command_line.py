@@ -7,11 +7,9 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from zo_sweeps.config.schema import AXES, TRIAL_GROUPS, TRIAL_KEYS
@@ -110,12 +108,13 @@ class CommandLine:
 
 def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
     """Split the overrides into those forced on trials and those of the run (grid, executor, state_dir, ...)."""
+    parser = OverridesParser.create()
     choices: dict[str, tuple[str, ...]] = {}
     values: dict[str, tuple[Any, ...]] = {}
     run_level: list[str] = []
     for text in overrides:
         try:
-            override = parsed(text)
+            override = parser.parse_override(text)
         except HydraException as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"cannot read the override {text!r}", fix=_how_to_write(text, reason)) from None
@@ -149,12 +148,6 @@ def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
         else:
             run_level.append(text)
     return Forced(choices, values), tuple(run_level)
-
-
-@lru_cache(maxsize=1024)
-def parsed(text: str) -> Override:
-    """Return Hydra's reading of an override, not to be changed: three readers share it. Raises HydraException."""
-    return OverridesParser.create().parse_override(text)
 
 
 def _key(text: str) -> str:
@@ -197,7 +190,7 @@ def _with_path(text: str) -> str:
 def _several(text: str) -> bool:
     """Return whether an override can be read as several values."""
     try:
-        return bool(parsed(text).is_sweep_override())
+        return bool(OverridesParser.create().parse_override(text).is_sweep_override())
     except HydraException:
         return False
 

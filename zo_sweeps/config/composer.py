@@ -6,22 +6,24 @@ forces on every trial of a grid are read in `command_line`, and messages of one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from zo_sweeps.config.command_line import OPEN, PLACE, CommandLine, Forced
-from zo_sweeps.config.composition import compose
+from zo_sweeps.config.command_line import OPEN, PLACE, CommandLine, Forced, quoted
 from zo_sweeps.config.messages import explained, nested, siblings, strangers
 from zo_sweeps.config.parsed_files import closed, loaded, use
-from zo_sweeps.config.schema import ALONE, AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, OnConfig, RunConfig
+from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, OnConfig, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import conf_dir, folder_at, reading
 from zo_sweeps.methods import registry
@@ -31,6 +33,9 @@ from zo_sweeps.methods.parts import NamedMethod
 from zo_sweeps.methods.precision import FASTEST, OWN
 
 MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the members of an axis
+# Hydra's own configuration, for launchers and logs that are not used here: without it a composition takes a fifth less.
+_OF_HYDRA = ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
+_LEFT_OUT = tuple(f"~hydra/{group}" for group in _OF_HYDRA)
 _NOTHING = object()
 
 
@@ -92,7 +97,8 @@ class Composer:
         if _compositions is None:
             _compositions = PACKAGED if further <= {"grid"} else Compositions()
         self._compositions = _compositions
-        composed = self._compose([*self.command_line.of_run, *self.command_line.one_of_each])
+        with self._hydra():
+            composed = self._compose([*self.command_line.of_run, *self.command_line.one_of_each])
         self.trial: Mapping[str, Any] = {key: value for key, value in _tree(composed).items() if key in TRIAL_KEYS}
         self.run = self._run_config(composed)
         if not self.run.state_dir.strip():
@@ -106,7 +112,6 @@ class Composer:
             what = f"tracking.uri={uri!r} is not the address of a server"
             raise UserError(what, fix="write tracking.uri=http://HOST:PORT, or leave it out for one of this sweep")
         self._checked: set[tuple[str, str]] = set()
-        self._scratch: dict[str, DictConfig] = {}  # a trial's key -> the schema's values, for `check_value` to set
         for path, values in self.forced.values.items():
             for value in values if path.split(".")[0] not in OPEN else ():
                 self.check_value(path, value, PLACE)
@@ -141,6 +146,13 @@ class Composer:
             store.store(group="precision", name=name, node={"name": name}, provider="zo_sweeps")
         _registered = self.folders
 
+    @contextmanager
+    def _hydra(self) -> Iterator[None]:
+        use()
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
+            yield
+
     def _run_config(self, composed: DictConfig) -> RunConfig:
         """Return the run's part of a composition, typed. Raises UserError for an unknown or misconfigured executor."""
         where = self.locate({"executor": self._chosen["executor"]})
@@ -161,10 +173,14 @@ class Composer:
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return Hydra's composition with interpolations resolved; `_chosen` is then the option of every group."""
-        use()
+        further = ",".join(quoted(f"file://{folder}") for folder in self.folders[1:])
+        given = [f"hydra.searchpath=[{further}]", *_LEFT_OUT, *overrides]
         try:
             with closed(), reading():
-                config, self._chosen = compose(self.folders, overrides)
+                config = compose("config", overrides=given, return_hydra_config=True)
+                self._chosen = dict(config.hydra.runtime.choices)
+                with open_dict(config):
+                    del config["hydra"]
                 for key in [text[:-3].lstrip("+") for text in overrides if text.endswith("={}")]:
                     OmegaConf.update(config, key, {}, merge=False)  # Hydra merges, which would change nothing
                 _resolve(config)
@@ -183,21 +199,23 @@ class Composer:
         alone = self._compositions.alone
         own = [(group, choices[group]) for group in OWN_TREE if group in choices]
         if absent := [choice for choice in own if choice not in alone]:
-            composed = _tree(self._compose([f"{group}={option}" for group, option in absent]))
+            with self._hydra():
+                composed = _tree(self._compose([f"{group}={option}" for group, option in absent]))
             alone.update({choice: composed[choice[0]] for choice in absent})
         return {**result, **{choice[0]: alone[choice] for choice in own}}
 
     def _cached(self, choices: Choices) -> dict[str, Any]:
         if choices not in self._compositions.composed:
-            composed = _tree(self._compose([f"{group}={option}" for group, option in choices]))
-            # {name: X, ...} of an axis in a preset chooses the member X, with the defaults of its other options.
-            renamed = self._renamed(composed, dict(choices))
-            for axis, name in renamed.items():
-                where = self._file_of(f"{axis}.name", {**self._chosen, **dict(choices)})
-                registry.member(axis, name, where=where)
-            if renamed:
-                meant = {**dict(choices), **renamed}
-                composed = _tree(self._compose([f"{group}={option}" for group, option in meant.items()]))
+            with self._hydra():
+                composed = _tree(self._compose([f"{group}={option}" for group, option in choices]))
+                # {name: X, ...} of an axis in a preset chooses the member X, with the defaults of its other options.
+                renamed = self._renamed(composed, dict(choices))
+                for axis, name in renamed.items():
+                    where = self._file_of(f"{axis}.name", {**self._chosen, **dict(choices)})
+                    registry.member(axis, name, where=where)
+                if renamed:
+                    meant = {**dict(choices), **renamed}
+                    composed = _tree(self._compose([f"{group}={option}" for group, option in meant.items()]))
             chosen = dict(self._chosen)
             for axis in AXES:
                 composed[axis]["name"] = self.member_name(axis, chosen[axis])
@@ -266,17 +284,20 @@ class Composer:
         assert isinstance(tree, dict)
         return {str(key): value for key, value in tree.items()}
 
+    @cached_property
+    def _scratch(self) -> DictConfig:
+        """The schema's values, for `check_value` to set: new ones per value would be slow."""
+        scratch: DictConfig = OmegaConf.structured(Config)
+        return scratch
+
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""
         if (path, repr(value)) in self._checked:
             return
-        key = path.split(".")[0]
-        if key not in TRIAL_KEYS:
+        if path.split(".")[0] not in TRIAL_KEYS:
             raise unknown("key", path, TRIAL_KEYS, where=where)
-        if key not in self._scratch:  # kept: new values of the schema for each one would be slow
-            self._scratch[key] = OmegaConf.structured(ALONE[key])
         try:
-            OmegaConf.update(self._scratch[key], path, value)
+            OmegaConf.update(self._scratch, path, value)
         except OmegaConfBaseException as error:
             raise explained(error, [], lambda _: where) from None
         self._checked.add((path, repr(value)))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from hydra._internal.core_plugins import structured_config_source
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
@@ -34,24 +33,13 @@ class ParsedFiles(FileConfigSource):
         if not path.is_file():
             return super().load_config(config_path)  # which says so
         config, header, _ = loaded(path)
-        if "defaults" in config:  # Hydra takes them out
-            config = copy.deepcopy(config)
-        return ConfigResult(self.provider, f"file://{self.path}", config, dict(header))
-
-
-class StructuredConfigSource(structured_config_source.StructuredConfigSource):
-    """Hydra's own source of registered members, which it looks for by name, without a copy of each: see `_Loader`."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        found = self.store._load(self._normalize_file_name(config_path))
-        return ConfigResult(found.provider or self.provider, "structured://", found.node, {"package": found.package})
+        return ConfigResult(self.provider, f"file://{self.path}", copy.deepcopy(config), dict(header))
 
 
 def use() -> None:
-    """Have Hydra read files and its store in this way from now on. Idempotent."""
-    Plugins.instance()  # registers Hydra's own sources first
-    for source in (ParsedFiles, StructuredConfigSource):
-        SourcesRegistry.instance().types[source.scheme()] = source
+    """Have Hydra read files in this way from now on. Idempotent."""
+    Plugins.instance()  # registers Hydra's own source first
+    SourcesRegistry.instance().types[ParsedFiles.scheme()] = ParsedFiles
 
 
 Loaded = tuple[Any, dict[str, str | None], dict[str, Any]]

@@ -263,22 +263,22 @@ class RunConfig:
 
 _BUDGET: Any = schema_of(Budget)
 _OPEN: Any = dict[str, Any]
-_KEYS: list[Any] = [
-    *((name, _OPEN, field(default_factory=dict)) for name in ("task", "precision", *METHOD)),
-    *(
-        (name, made := schema_of(part, FILLED_IN.get(name, ())), field(default_factory=made))
-        for name, part in TYPED.items()
-    ),
-    ("seed", int, 0),
-    ("scale", ScaleConfig, field(default_factory=ScaleConfig)),
-    ("executor", _OPEN, field(default_factory=dict)),
-    ("cluster", ClusterConfig, field(default_factory=ClusterConfig)),
-    ("tracking", TrackingConfig, field(default_factory=TrackingConfig)),
-    ("on", OnConfig, field(default_factory=OnConfig)),
-    ("budget", _BUDGET, field(default_factory=_BUDGET)),
-    ("grid", GridConfig, field(default_factory=GridConfig)),
-    ("state_dir", str, "zo_runs"),
-]
-Config = make_dataclass("Config", _KEYS)
-# Each key of `Config` alone, in its own dataclass.
-ALONE = {key[0]: make_dataclass("Config", [key]) for key in _KEYS}
+Config = make_dataclass(
+    "Config",
+    [
+        *((name, _OPEN, field(default_factory=dict)) for name in ("task", "precision", *METHOD)),
+        *(
+            (name, made := schema_of(part, FILLED_IN.get(name, ())), field(default_factory=made))
+            for name, part in TYPED.items()
+        ),
+        ("seed", int, 0),
+        ("scale", ScaleConfig, field(default_factory=ScaleConfig)),
+        ("executor", _OPEN, field(default_factory=dict)),
+        ("cluster", ClusterConfig, field(default_factory=ClusterConfig)),
+        ("tracking", TrackingConfig, field(default_factory=TrackingConfig)),
+        ("on", OnConfig, field(default_factory=OnConfig)),
+        ("budget", _BUDGET, field(default_factory=_BUDGET)),
+        ("grid", GridConfig, field(default_factory=GridConfig)),
+        ("state_dir", str, "zo_runs"),
+    ],
+)
