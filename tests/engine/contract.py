@@ -68,9 +68,29 @@ def known(axis: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in has}
 
 
+def queries(name: str, q: int) -> dict[str, Any]:
+    """An estimator's option q, at least as large as it allows, where that is a choice."""
+    least = [f.metadata["least"] for f in options(kind("estimator", name)) if f.name == "q"]
+    return {"q": max(q, *least)} if least else {}
+
+
 def estimator(name: str) -> Any:
     """An estimator with two directions per step, where that is a choice."""
-    return member("estimator", name, **known("estimator", name, {"q": 2}))
+    return member("estimator", name, **queries(name, 2))
+
+
+# A learning rate that suits an estimator whose steps have the length lr / (2 eps), whatever f is.
+SHORT_RATES = {"rge_per_row": 1e-5}
+
+
+def pairs() -> list[tuple[str, str]]:
+    """(estimator, perturbation) that go together, in every step."""
+    return [
+        (estimator, noise)
+        for noise in REAL_PERTURBATIONS
+        for estimator in names("estimator")
+        if kind("estimator", estimator).curved or not kind("perturbation", noise).curved
+    ]
 
 
 # Perturbations
@@ -104,8 +124,8 @@ NORMS: dict[str, tuple[Norm, ...]] = {
     # Two windows of two columns, by turns: (m width + 2) of the half that moves.
     "columns": (Norm((6 * 2 + 2) / 2, {"W": torch.Size([6, 4])}, {"width": 2, "interval": 1}),),
 }
-# Their bits depend on torch's generator or on floating-point sums, which another device orders otherwise.
-OTHER_BITS_ON_GPU = {"low_rank", "sphere", "mezo_compat"}
+# Their bits depend on torch's generator, on floating-point sums, which another device orders otherwise, or on weights.
+OTHER_BITS_ON_GPU = {"low_rank", "sphere", "mezo_compat", "subspace", "projected", "tezo", "loren", "small_weights"}
 
 # Those of real parameters; test_integers.py holds the others to the same contract over integer codes.
 REAL_PERTURBATIONS = [name for name in names("perturbation") if Theta.FLOATS in kind("perturbation", name).moves]

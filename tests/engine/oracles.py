@@ -1,7 +1,7 @@
 """What a member must compute, with numbers: the checks that a wrong factor, sign, scale or rounding fails.
 
 Each takes a member and raises AssertionError. What it expects is the rule of the axis, or what the member's definition
-states in its place (`Estimator.on_linear`, `Perturbation.second_moment`, `Update.last_move`, ...). Run over every
+states in its place (`Estimator.on_linear`, `Perturbation.second_moment`, `Update.last_moves`, ...). Run over every
 member, and over wrong ones, by test_oracles.py.
 """
 
@@ -59,7 +59,7 @@ def estimator(member: Estimator) -> None:
 
         for scale, shift in ((1.0, 0.0), (-3.0, 8.0)):
             found = estimate(lambda move, a=scale, b=shift: a * (gradient @ move) + b)
-            expected = member.on_linear([scale * slope for slope in slopes])
+            expected = member.on_linear([scale * slope for slope in slopes], points)
             _equal(found, z, expected, tolerance, f"on the linear f = {scale:g} g . theta + {shift:g}")
             moves = [point.scale * float(gradient @ z.get(point.key, gradient)) for point in points]
             mean = 0.0 if 0.0 in moves else sum(moves) / len(moves)  # f(theta) itself, where it is evaluated
@@ -75,7 +75,7 @@ def estimator(member: Estimator) -> None:
             _equal(
                 found,
                 z,
-                member.on_linear(curved),
+                member.on_linear(curved, points),
                 tolerance,
                 f"on a quadratic f: curvature is not {member.curvature:g}",
             )
@@ -102,10 +102,18 @@ SHAPES = {"a": torch.Size([7]), "layer.W": torch.Size([5, 6]), "b": torch.Size([
 STEPS = 1500
 
 
+def begun(member: Perturbation, layout: Layout) -> Perturbation:
+    """The distribution of step 1, at parameters of these shapes."""
+    draw = torch.Generator().manual_seed(12)
+    params = {name: nn.Parameter(torch.randn(shape, generator=draw)) for name, shape in layout.shapes.items()}
+    bound = member.bind(layout)
+    return bound.at(params, bound.init(params), 1)
+
+
 def perturbation(member: Perturbation) -> None:
     """The moments of its directions over seeds and steps, within five standard errors; its sums and factors."""
     layout = Layout(SHAPES, q=3)
-    bound = member.bind(layout)
+    bound = begun(member, layout)
     moments = [bound.second_moment(shape) for shape in layout.shapes.values() for _ in range(shape.numel())]
     if member.coordinates:  # not random: d directions in a row, from anywhere
         z = torch.stack([_whole(bound, NoiseKey(0, 5 + t // 3, t % 3), layout) for t in range(layout.d)]).double()
@@ -166,19 +174,20 @@ def update(member: Update) -> None:
     for name, shape in {"matrix": (4, 5), "vector": (6,)}.items():
         start = torch.randn(shape, generator=generator)
         params[name] = Integers((10 * start).to(torch.int8), 100) if whole else nn.Parameter(start)
-    state, seen = member.init(params), {name: [] for name in params}
+    state, seen, coefs = member.init(params), {name: [] for name in params}, []
     for number in (1, 2, 3):
         first, second = (NoiseKey(3, number, query) for query in (0, 1))
         estimate = Estimate(((first, 2.5 / number), (second, -1.25)), (5.0 / number, -2.5), 0.0)
+        coefs.append(estimate.coefs)
         known.whole = {name: ghat(estimate, noise, name, torch.empty(p.shape)) for name, p in params.items()}
         before = {name: param.detach().clone().float() for name, param in params.items()}
         given: Any = known if whole else noise
         state = member.apply(params, estimate, given, state, lr)
         for name, param in params.items():
-            seen[name].append(known.whole[name].flatten().tolist())
-            moves = torch.tensor([member.last_move(ghats, lr) for ghats in zip(*seen[name], strict=True)])
-            moved = (param.detach().float() - before[name]).flatten()
-            wrong = f"step {number} does not move {name} by `last_move`"
+            seen[name].append(known.whole[name].view(param.shape))
+            moves = member.last_moves(seen[name], coefs, lr)
+            moved = param.detach().float() - before[name]
+            wrong = f"step {number} does not move {name} by `last_moves`"
             torch.testing.assert_close(moved, moves.float(), rtol=1e-5, atol=2e-6, msg=wrong)
 
 

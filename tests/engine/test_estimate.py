@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
-from zo_sweeps.engine.step import Method, step
+from zo_sweeps.engine.step import Method, RunState, step
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
@@ -36,7 +36,7 @@ class Vector(nn.Module):
 def test_a_step_descends_on_a_quadratic() -> None:
     module = Vector(torch.ones(20), lambda t: t.double().square().sum())
     method = Method(RGE(4, 1e-3), Gaussian(), SGD())
-    space, state, losses = FullModel(module), {}, []
+    space, state, losses = FullModel(module), RunState(), []
     for number in range(1, 301):
         estimate, state = step(method, module, space, lambda P: module(), state, seed=0, step=number, lr=5e-3)
         losses.append(estimate.loss)
@@ -68,7 +68,7 @@ def test_twenty_steps_are_those_of_mezos_algorithm(q: int) -> None:
     f = lambda t: torch.tanh(W @ t).square().mean()
     module = Vector(start.clone(), f)
     method = Method(RGE(q, 1e-3), Gaussian(), SGD())
-    plain, space, state = start.double(), FullModel(module), {}
+    plain, space, state = start.double(), FullModel(module), RunState()
     for number in range(1, 21):
         _, state = step(method, module, space, lambda P: module(), state, seed=5, step=number, lr=1e-2)
         keys = [NoiseKey(5, number, i) for i in range(q)]
@@ -101,7 +101,14 @@ def test_a_non_finite_loss_stops_before_the_update_and_says_where() -> None:
     module = Vector(theta.clone(), lambda t: torch.log(-t.sum()))
     with pytest.raises(DivergedError, match=r"non-finite loss at step 9, seed 3, query 0: losses \[nan, nan\]"):
         step(
-            Method(RGE(), Gaussian(), SGD()), module, FullModel(module), lambda P: module(), {}, seed=3, step=9, lr=1.0
+            Method(RGE(), Gaussian(), SGD()),
+            module,
+            FullModel(module),
+            lambda P: module(),
+            RunState(),
+            seed=3,
+            step=9,
+            lr=1.0,
         )
     assert torch.equal(module.theta, theta)
 

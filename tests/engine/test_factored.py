@@ -20,7 +20,7 @@ from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.layers import weight_only
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.replay import replay
-from zo_sweeps.engine.step import Method, step
+from zo_sweeps.engine.step import Method, RunState, step
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
@@ -160,7 +160,9 @@ def test_a_run_is_replayed_from_its_log(how: str) -> None:
     model, method = tiny_model(tied=True), Method(RGE(2, 1e-2), LowRank(2, 2, sum=how), SGD(), Mode.BOTH)
     space, objective, logged = FullModel(model.module), of_answers(model), []
     for number in range(1, 5):
-        estimate, _ = step(method.bind(space.params), model.module, space, objective, {}, seed=3, step=number, lr=1e-2)
+        estimate, _ = step(
+            method.bind(space.params), model.module, space, objective, RunState(), seed=3, step=number, lr=1e-2
+        )
         logged.append(estimate.coefs)
     again = FullModel(tiny_model(tied=True).module)
     replay(method, again.params, logged, lambda _: 1e-2, seed=3)

@@ -227,7 +227,7 @@ def test_training_lowers_the_loss() -> None:
     space, f = placed("lora_fa", model), objective_of(model)
     before = f(1).detach()[0]
     method = Method(RGE(4, 1e-2), Gaussian(), SGD(), Mode.INNER)
-    state = method.update.init(space.params)
+    state = method.init(space.params)
     for number in range(1, 41):
         _, state = step(method, model.module, space, f, state, seed=0, step=number, lr=0.03)
     assert f(1).detach()[0] < 0.8 * before

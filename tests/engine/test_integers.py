@@ -354,7 +354,7 @@ def test_each_step_is_that_of_the_plain_algorithm(name: str, coded: str) -> None
     before = {key: value.copy() for key, value in codes.items()}
     scales = {key: model.module.get_submodule(key.removesuffix(".codes")).codes.scales.clone() for key in codes}
     bound = method.bind(space.params)
-    state = bound.update.init(space.params)
+    state = bound.init(space.params)
     log: list[tuple[float, ...]] = []
     for number in range(1, 5):
         reference = coded_model(precision)
@@ -447,7 +447,7 @@ def test_training_lowers_the_loss(name: str, coded: str, eps: float, lr: float) 
     space, f = of_codes(model), objective_of(model)
     before = float(f(1)[0])
     method = method_of(name, RGE(4, eps)).bind(space.params)
-    state = method.update.init(space.params)
+    state = method.init(space.params)
     for number in range(1, 51):
         _, state = step(method, model.module, space, f, state, seed=0, step=number, lr=lr)
     assert float(f(1)[0]) < 0.6 * before

@@ -40,7 +40,7 @@ FEW = {"kept": 0.0}  # entries outside the codes are no codes
 @pytest.mark.parametrize("q", [1, 3])
 @pytest.mark.parametrize("name", contract.names("estimator"))
 def test_estimates_of_linear_and_quadratic_functions(name: str, q: int, eps: float) -> None:
-    options: Mapping[str, Any] = contract.known("estimator", name, {"q": q, "eps": eps})
+    options: Mapping[str, Any] = {**contract.queries(name, q), **contract.known("estimator", name, {"eps": eps})}
     for shape in ("zscore", "centered_ranks"):
         oracles.estimator(
             contract.member("estimator", name, **options, **contract.known("estimator", name, {"shape": shape}))
@@ -280,7 +280,7 @@ WRONG: dict[str, tuple[Callable[[], None], str]] = {
     "a rate that is not proportional": (lambda: oracles.schedule(Doubled()), "not proportional to lr"),
     "points at another scale": (lambda: oracles.estimator(SquaredScale(q=3, eps=0.5)), "not as far as eps says"),
     "the loss of the first point": (lambda: oracles.estimator(FirstLoss(q=3, eps=0.5)), "the loss is neither"),
-    "twice the step": (lambda: oracles.update(Twice()), "by `last_move`"),
+    "twice the step": (lambda: oracles.update(Twice()), "by `last_moves`"),
     "d + 1": (lambda: check_space(OneMore(rank=4, alpha=8.0)), "d is not the number"),
     "the next code": (lambda: oracles.precision(NextCode(compute="fp32")), "largest_error"),
     "the next code, no bound stated": (

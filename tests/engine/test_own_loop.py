@@ -30,7 +30,7 @@ def test_a_model_of_ones_own_is_trained_and_replayed_from_its_coefficients() -> 
     model, log, losses = regressor(), [], []
     space = Full().install(model, [], seed=0)
     method = Method(RGE(q=8), Gaussian(), SGD()).bind(space.params)
-    state = method.update.init(space.params)
+    state = method.init(space.params)
 
     def loss(points: int) -> Tensor:
         return F.mse_loss(model(X), Y).reshape(points)
@@ -50,7 +50,7 @@ def test_a_low_rank_space_takes_several_points_in_one_forward() -> None:
         model, losses = regressor(), []
         space = LoRAFA(rank=4).install(model, ["0", "2"], seed=0)
         method = Method(RGE(q=4), Gaussian(), Adam(), mode).bind(space.params)
-        state = method.update.init(space.params)
+        state = method.init(space.params)
 
         def loss(points: int) -> Tensor:
             outputs: Tensor = model(X.repeat(points, 1))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.engine import contract
 from tests.engine.contract import LAYOUT, SHAPES, d
+from tests.engine.oracles import begun
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.in_place import InPlace
@@ -19,7 +20,7 @@ from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
 from zo_sweeps.engine.perturbations.sphere import Sphere
 from zo_sweeps.engine.perturbations.uniform import Uniform
-from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.step import step as take_step
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.perturbation import Perturbation
@@ -32,7 +33,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(params=contract.names("perturbation"))
 def perturbation(request: pytest.FixtureRequest) -> Perturbation:
-    return contract.member("perturbation", request.param).bind(LAYOUT)
+    return begun(contract.member("perturbation", request.param), LAYOUT)
 
 
 def direction(perturbation: Perturbation, key: NoiseKey, layout: Layout = LAYOUT) -> Tensor:
@@ -55,7 +56,7 @@ def test_order_and_history_do_not_matter(perturbation: Perturbation) -> None:
     keys = [NoiseKey(seed, step, query) for seed in (0, 1) for step in (1, 2, 70) for query in range(3)]
     calls = [(key, name) for key in keys for name in SHAPES]
     forward = {call: perturbation.sample(*call, SHAPES[call[1]], CPU) for call in calls}
-    fresh = contract.member("perturbation", perturbation.name).bind(LAYOUT).bind(LAYOUT)
+    fresh = begun(contract.member("perturbation", perturbation.name).bind(LAYOUT), LAYOUT)
     for call in reversed(calls):
         assert torch.equal(fresh.sample(*call, SHAPES[call[1]], CPU), forward[call]), call
 
@@ -83,11 +84,11 @@ def test_what_inference_mode_has_drawn_can_be_drawn_for_the_update(perturbation:
 def test_threads_do_not_change_it(perturbation: Perturbation) -> None:
     before, key = torch.get_num_threads(), NoiseKey(3, 4, 0)
     layout = Layout({"w": torch.Size([300, 401]), "v": torch.Size([70_001])}, q=1)
-    perturbation = perturbation.bind(layout)
+    perturbation = begun(perturbation, layout)
     first = direction(perturbation, key, layout)
     try:
         torch.set_num_threads(1 if before > 1 else 2)
-        assert torch.equal(direction(perturbation.bind(layout), key, layout), first)
+        assert torch.equal(direction(begun(perturbation, layout), key, layout), first)
     finally:
         torch.set_num_threads(before)
 
@@ -207,7 +208,7 @@ def low_rank_steps(member: LowRank, names: Sequence[str], eps: float, lr: float,
     method = Method(RGE(1, eps), member, SGD(), in_place=InPlace()).bind(params)
     for number in range(1, steps + 1):
         f = lambda P: sine({name: param.detach() for name, param in module.items()}).reshape(1)
-        take_step(method, module, FullModel(module), f, {}, seed=0, step=number, lr=lr)
+        take_step(method, module, FullModel(module), f, RunState(), seed=0, step=number, lr=lr)
     return {name: param.detach() for name, param in module.items()}
 
 

@@ -25,7 +25,7 @@ from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
-from zo_sweeps.engine.step import Method, step
+from zo_sweeps.engine.step import Method, RunState, step
 from zo_sweeps.engine.train import Scores, StepDone, train
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.conservative import Conservative
@@ -82,7 +82,7 @@ def test_every_update_converges_on_a_quadratic(name: str) -> None:
 def converges(update: Update, lr: float) -> bool:
     module = Vector(quadratic, d=6)
     space, method, seen = FullModel(module), Method(RGE(4, 1e-3), Gaussian(), update), []
-    state = method.update.init(space.params)
+    state = method.init(space.params)
     for number in range(1, 301):
         estimate, state = step(method, module, space, lambda P: module(), state, seed=0, step=number, lr=lr)
         seen.append(estimate.loss)
@@ -203,7 +203,7 @@ def test_conservative_never_raises_the_loss_and_says_what_it_did_in_the_log() ->
     decisions = set()
     for number in range(1, 40):
         before, theta = module().item(), {n: p.clone() for n, p in space.params.items()}
-        estimate, _ = step(method, module, space, lambda P: module(), {}, seed=0, step=number, lr=1e-2)
+        estimate, _ = step(method, module, space, lambda P: module(), RunState(), seed=0, step=number, lr=1e-2)
         plain = Method(RGE(1, 1e-3), Gaussian(), SGD())
         points = plain.estimator.points(0, number)
         f_at = []
@@ -305,7 +305,7 @@ def test_in_place_losses_are_those_of_exact_evaluation_up_to_rounding() -> None:
     for in_place in (False, True):
         how = method_of("sgd", "full", in_place)
         f = lambda P: losses.candidates(token_logprobs_of(model), batch_of(1))
-        found.append(step(how, model.module, space, f, {}, seed=0, step=1, lr=0.0)[0])
+        found.append(step(how, model.module, space, f, RunState(), seed=0, step=1, lr=0.0)[0])
     assert found[0].loss == pytest.approx(found[1].loss, rel=1e-6)
     assert found[0].coefs == pytest.approx(found[1].coefs, rel=1e-2, abs=1e-3)
 

@@ -63,7 +63,7 @@ def test_a_step_evaluates_f_as_often_as_planned(estimator: str, update: str) -> 
     module, planned = Parts(), contract.estimator(estimator)
     space = FullModel(module)
     method = Method(planned, Gaussian(), contract.member("update", update)).bind(space.params)
-    state = method.update.init(space.params)
+    state = method.init(space.params)
     step(method, module, space, lambda P: module(), state, seed=0, step=1, lr=1e-3)
     assert module.forwards == planned.evaluations(D) + method.update.evaluations == method.evaluations
 
@@ -77,7 +77,7 @@ def test_an_estimator_has_as_many_points_and_directions_as_planned(name: str) ->
     assert len(points) == planned.evaluations(D) == bound.evaluations(D)
     assert len(moved) == planned.directions(D) == bound.directions(D) == bound.budget
     assert {(key.seed, key.step) for key in moved} == {(5, 3)}
-    assert len(bound.combine(points, [1.0] * len(points)).coefs) == planned.directions(D)
+    assert len(bound.combine(points, [1.0] * len(points)).coefs) == planned.directions(D) * (1 + planned.curved)
     if contract.known("estimator", name, {"q": 7}):
         assert contract.member("estimator", name, q=7).budget == 7
 

@@ -17,7 +17,7 @@ from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
-from zo_sweeps.engine.step import Method, step
+from zo_sweeps.engine.step import Method, RunState, step
 from zo_sweeps.engine.types import LanguageModel as Forwards
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
@@ -102,7 +102,9 @@ class BenchSteps:
         numbers, method = count(1), self.method
 
         def run() -> None:
-            step(method, self.model.module, self.space, self.forward, {}, seed=0, step=next(numbers), lr=self.lr)
+            step(
+                method, self.model.module, self.space, self.forward, RunState(), seed=0, step=next(numbers), lr=self.lr
+            )
 
         return run
 

@@ -74,6 +74,7 @@ def memory_by_part(
     update: Update,
     *,
     trainable: int,
+    noise_copies: int = 0,
     in_parts: bool = True,
     on_host: bool = False,
 ) -> dict[Part, float]:
@@ -141,6 +142,7 @@ def memory_by_part(
         kind: whether parameters move, and by gradients or estimates; in which formats, and what is computed again.
         precision: how the weights are stored; space, update: what moves, and the state beside it.
         trainable: number of trained parameters.
+        noise_copies: fp32 copies of them in the state of the directions.
         in_parts: whether the noise of a full space is added as it is made, and not stored.
         on_host: whether the trial computes in the host's memory, where the best weights so far are kept as well, and
             8-bit Adam computes with five fp32 copies of a parameter.
@@ -172,7 +174,7 @@ def memory_by_part(
     scoring = forwards.scoring(batches.scoring)
     if not trains:
         return {**parts, **(scoring if batches.scoring.tokens else forwards.step(batches))}
-    states = update.state_copies * update.state_bits / 32
+    states = update.state_copies * update.state_bits / 32 + noise_copies
     if kind.backpropagates:
         inputs = None if space.moves_base or space.sparse else arch.inputs(space.layers)
         mixed = kind.multiplied_in.format.bytes if kind.multiplied_in else 0

@@ -33,6 +33,7 @@ from zo_sweeps.methods.points import Point
 from zo_sweeps.methods.space import InstalledSpace
 
 Objective = Callable[[int], Tensor]  # number of row groups P -> losses [P]
+StepObjective = Objective | Sequence[Objective]  # of all points, or of each query's own
 
 
 def evaluate(

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.step import Method, losses_at
 from zo_sweeps.engine.types import Evaluate, LanguageModel
@@ -187,7 +187,7 @@ class Follower:
 
     Args:
         space: at its base values: the first question brings the whole log.
-        objective: step number -> f of its minibatch.
+        objective: step number -> f of its minibatch, or minibatches.
     """
 
     def __init__(
@@ -195,14 +195,14 @@ class Follower:
         method: Method,
         model: LanguageModel,
         space: InstalledSpace,
-        objective: Callable[[int], Objective],
+        objective: Callable[[int], StepObjective],
         rates: Rates,
         *,
         seed: int,
     ) -> None:
         self._method, self._model, self._space, self._seed = method.bind(space.params), model, space, seed
         self._objective, self._rates = objective, rates
-        self._state = method.update.init(space.params)
+        self._state = self._method.init(space.params)
         self._step = 0  # the next step; 0: none has begun
         self._begin()
 
@@ -225,7 +225,8 @@ class Follower:
         points = self._method.estimator.points(self._seed, self._step)
         f = self._objective(self._step)
         at = [points[i] for i in chosen]
-        return pack_losses(losses_at(self._method, self._model.module, self._space, f, at))
+        method = self._method.at(self._space.params, self._state, self._step)
+        return pack_losses(losses_at(method, self._model.module, self._space, f, at))
 
     def _begin(self) -> None:
         """Begin the next step: the space changes at the same steps as in `train`."""
@@ -233,4 +234,4 @@ class Follower:
         if self._space.changes_at(self._step):
             self._space.begin(self._step)
             self._method = self._method.bind(self._space.params)
-            self._state = self._method.update.init(self._space.params)
+            self._state = self._method.init(self._space.params)

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.methods.update import Params, State
+from zo_sweeps.methods.update import Params
 
 
 def replay(
@@ -27,17 +27,17 @@ def replay(
     rates: Rates,
     *,
     seed: int,
-    state: State | None = None,
+    state: RunState | None = None,
     first: int = 1,
-) -> State:
+) -> RunState:
     """Apply the updates of steps first, first+1, ... to `params` in place; `coefs[i]` is the log of step first+i."""
     method = method.bind(params)
-    state = method.update.init(params) if state is None else state
+    state = method.init(params) if state is None else state
     for number, logged in enumerate(coefs, start=first):
-        if method.in_place is not None:
-            method.in_place.walk(params, method.perturbation, method.estimator.points(seed, number))
-        estimate = method.estimator.from_log(seed, number, logged)
-        state = method.update.apply(params, estimate, method.perturbation, state, rates(number))
+        now = method.at(params, state, number)
+        if now.in_place is not None:
+            now.in_place.walk(params, now.perturbation, now.estimator.points(seed, number))
+        state = now.move(params, now.estimator.from_log(seed, number, logged), state, rates(number))
     return state
 
 
@@ -56,10 +56,10 @@ def digest(params: Mapping[str, Tensor]) -> str:
 
 def rebuild(
     method: Method, space: InstalledSpace, coefs: Sequence[Sequence[float]], rates: Rates, *, seed: int
-) -> State:
+) -> RunState:
     """Replay from step 1 onto an installed space, which changes at the same steps as in the run.
 
-    Where the set of parameters changes (a sparse mask is recomputed), the update's state is reset.
+    Where the set of parameters changes (a sparse mask is recomputed), the state is reset.
     """
     first = 1
     for step in range(1, len(coefs) + 1):

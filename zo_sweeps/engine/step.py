@@ -3,7 +3,7 @@
     points   = estimator.points(seed, step)             where to evaluate f        (ask)
     losses   = evaluate(objective, ..., points, mode)   f at each; the only forwards
     estimate = estimator.combine(points, losses)        a few scalars              (tell)
-    state    = update.apply(params, estimate, ...)      theta moves
+    state    = method.move(params, estimate, state)     theta moves
 
 The estimate's coefficients are the only record of a step: `replay` reconstructs the weights at any step from them.
 """
@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 
 from torch import nn
 
 from zo_sweeps.engine.direction import Along
-from zo_sweeps.engine.evaluate import Objective, evaluate
+from zo_sweeps.engine.evaluate import StepObjective, evaluate
 from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.engine.loss_noise import LossNoise
@@ -31,6 +32,14 @@ from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate, Layout, Point, Theta
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.update import Params, State, Update
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a run carries from step to step besides theta: a function of the log, and of nothing else."""
+
+    update: State = field(default_factory=dict)
+    directions: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,13 +77,26 @@ class Method:
         layout = Layout(shapes, estimator.directions(d), dtypes, eps)
         return replace(self, estimator=estimator, perturbation=self.perturbation.bind(layout), d=d)
 
+    def init(self, params: Params) -> RunState:
+        """Return the state before the first step, of a method that is bound to these parameters."""
+        return RunState(self.update.init(params), self.perturbation.init(params))
+
+    def at(self, params: Params, state: RunState, step: int) -> Method:
+        """Return the method with the directions of a step that begins at these parameters and this state."""
+        return replace(self, perturbation=self.perturbation.at(params, state.directions, step))
+
+    def move(self, params: Params, estimate: Estimate, state: RunState, lr: float) -> RunState:
+        """Move theta by a step's estimate, as the method `at` that step; return the state after it."""
+        update = self.update.apply(params, estimate, self.perturbation.stepped(), state.update, lr)
+        return RunState(update, self.perturbation.observe(params, estimate, state.directions))
+
 
 def step(
     method: Method,
     module: nn.Module,
     space: InstalledSpace,
-    objective: Objective,
-    state: State,
+    objective: StepObjective,
+    state: RunState,
     *,
     seed: int,
     step: int,
@@ -82,11 +104,12 @@ def step(
     peers: Peers | None = None,
     lost: LostUpdates | None = None,
     noise: LossNoise | None = None,
-) -> tuple[Estimate, State]:
-    """Take one step of theta; return the estimate (for the log) and the update's new state.
+) -> tuple[Estimate, RunState]:
+    """Take one step of theta; return the estimate (for the log) and the new state.
 
     Args:
-        objective: P -> [P] losses of the step's minibatch at the P points that the space holds.
+        objective: P -> [P] losses of the step's minibatch at the P points that the space holds; one for each direction
+            if the estimator's directions own their rows.
         seed, step: noise address of the step's directions.
         lr: learning rate of this step.
         peers: the processes that share the step's points; None: this process evaluates all of them.
@@ -95,6 +118,7 @@ def step(
 
     Raises DivergedError if a loss is not finite; theta then still has its value from the previous step.
     """
+    method = method.at(space.params, state, step)
     points: Sequence[Point] = method.estimator.points(seed, step)
     f = partial(losses_at, method, module, space, noise or objective)
     if peers is None:
@@ -110,20 +134,26 @@ def step(
     line = Along(estimate, method.perturbation)
 
     def along(scales: Sequence[float]) -> list[float]:
+        if not callable(objective):
+            raise ValueError(f"update {method.update.name!r} needs one f for all points of a step")
         candidates = [Point(points[0].key, scale) for scale in scales]
         mode = method.mode if space.batched else Mode.SEQUENTIAL  # a sum of directions has no thin factors
         return evaluate(objective, module, space, line, candidates, mode, method.most)
 
     estimate = method.update.choose(estimate, lr, along)
     with lost.around(space.params) if lost is not None else nullcontext():
-        state = method.update.apply(space.params, estimate, method.perturbation, state, lr)
+        state = method.move(space.params, estimate, state, lr)
     return estimate, state
 
 
 def losses_at(
-    method: Method, module: nn.Module, space: InstalledSpace, objective: Objective, points: Sequence[Point]
+    method: Method, module: nn.Module, space: InstalledSpace, objective: StepObjective, points: Sequence[Point]
 ) -> list[float]:
-    """Return f at each of a step's points."""
+    """Return f at each of a step's points, which are in the order of their queries."""
+    if not callable(objective):
+        by_query = groupby(points, lambda point: point.key.query)
+        parts = [losses_at(method, module, space, objective[query], [*own]) for query, own in by_query]
+        return [loss for part in parts for loss in part]
     if method.in_place is not None:
         return method.in_place.losses(objective, space.params, method.perturbation, points)
     return evaluate(objective, module, space, method.perturbation, points, method.mode, method.most)

@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from zo_sweeps.engine.batch import Batch
-from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.evaluate import Objective, StepObjective
 from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.replay import rebuild
@@ -96,7 +96,7 @@ def train(
     """Run steps len(log)+1 .. steps, after replaying `log` onto the space's base values.
 
     Args:
-        batches: step number -> its minibatch, on the model's device.
+        batches: number of a minibatch -> it, on the model's device; see `Estimator.minibatches`.
         evaluate_dev: scores theta on the dev split.
         log: coefficients of the completed steps.
         evaluated: steps already evaluated; they are skipped.
@@ -123,12 +123,15 @@ def train(
         if space.changes_at(number):
             space.begin(number)
             method = method.bind(space.params)
-            state = method.update.init(space.params)
-        batch = batches(number)
-        f = partial(objective, number) if objective is not None else of_batch(model, batch, loss)
+            state = method.init(space.params)
+        own = [batches(place) for place in method.estimator.minibatches(number)]
+        each = [of_batch(model, batch, loss) for batch in own]
+        f: StepObjective = each if method.estimator.owns_rows else each[0]
+        if objective is not None:
+            f = partial(objective, number)
         noise = None
         # An attempt's first operations may be counted. The score of a generated text is a count, and has no rounding.
-        if objective is None and number > len(log) + 1 and LossNoise.is_measured(number):
+        if callable(f) and objective is None and number > len(log) + 1 and LossNoise.is_measured(number):
             noise = LossNoise(f, f, model.module, joules)
         measured = LostUpdates.is_measured(number) and not method.update.rounds_randomly
         lr, lost = rates(number), LostUpdates() if measured else None
@@ -137,7 +140,7 @@ def train(
         )
         if peers is not None:
             peers.tell(estimate.coefs)
-        tokens = batch.input_ids.numel() * method.evaluations
+        tokens = sum(batch.input_ids.numel() for batch in own) * method.evaluations // len(own)
         share = math.nan if lost is None else lost.share(lr != 0 and any(weight for _, weight in estimate.terms))
         seconds, spent = time.perf_counter() - began, joules() - spent
         rounding = None

@@ -17,6 +17,8 @@ class Estimator(Definition):
 
     axis: ClassVar[str] = "estimator"
     curvature: ClassVar[float | None] = 0.0  # c of g_i = z_i . grad f + c eps z_i H z_i on a quadratic f; None: neither
+    curved: ClassVar[bool] = False  # its coefficients: those of q directions, then their q second derivatives
+    owns_rows: ClassVar[bool] = False  # each direction has a minibatch of its own: q of them in a step
     coordinates: ClassVar[bool] = False  # runs through the coordinates; its perturbation must do so too
 
     @property
@@ -40,14 +42,20 @@ class Estimator(Definition):
         """Declare all points of a step."""
         raise NotImplementedError
 
+    def minibatches(self, step: int) -> range:
+        """Return the numbers of a step's minibatches in the run's order, from 1: one, or one for each direction."""
+        count = self.budget if self.owns_rows else 1
+        return range((step - 1) * count + 1, step * count + 1)
+
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
         """Combine losses into an estimate; queries missing from `points` (see engine/peers.py) get NaN."""
         raise NotImplementedError
 
-    def on_linear(self, slopes: Sequence[float]) -> Sequence[float]:
+    def on_linear(self, slopes: Sequence[float], points: Sequence[Point]) -> Sequence[float]:
         """Return the coefficients g_i on a linear f with slopes z_i . grad f along the directions of a step.
 
-        An estimate of the gradient has the slopes themselves. A member that means something else says here what.
+        An estimate of the gradient has the slopes themselves. A member that means something else says here what; it may
+        depend on how far the step's `points` are.
         """
         return slopes
 

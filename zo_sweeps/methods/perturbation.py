@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from math import gcd
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from zo_sweeps.methods.definition import Definition
-from zo_sweeps.methods.points import REALS, Layout, NoiseKey, Theta
+from zo_sweeps.methods.points import REALS, Estimate, Layout, NoiseKey, Theta
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
+
+Params = Mapping[str, "nn.Parameter"]
+State = dict[str, Any]
+
+
+class Reads(Enum):
+    """What a direction depends on besides its address, and so what a replay computes with the log's coefficients."""
+
+    NOISE = "nothing else"
+    LOG = "the coefficients of earlier steps"
+    WEIGHTS = "the weights at its step"
+
 
 Advance = Literal["leftover", "coprime"]  # see `advance`
 
 
 @dataclass(frozen=True)
 class Perturbation(Definition):
-    """A distribution of directions with E[z z^T] = I, or the diagonal that `second_moment` returns."""
+    """A distribution of directions with E[z z^T] = I, or the diagonal that `second_moment` returns.
+
+    One that `reads` more than the address has an explicit state, from `init`; at each step `at` returns the
+    distribution of that step, and `observe` the state after the step's estimate.
+    """
 
     axis: ClassVar[str] = "perturbation"
     coordinates: ClassVar[bool] = False  # z runs through the coordinates; only for estimators with the same flag
     moves: ClassVar[frozenset[Theta]] = REALS  # CODES alone: eps z is of integers
+    reads: ClassVar[Reads] = Reads.NOISE
+    state_copies: ClassVar[int] = 0  # fp32 copies of the trainable parameters that its state holds
+    curved: ClassVar[bool] = False  # reads second differences: only for estimators with the same flag
     factored: ClassVar[bool] = False  # a matrix's direction is a product of two thin factors: a FactoredPerturbation
 
     def bind(self, layout: Layout) -> Perturbation:
@@ -39,6 +60,26 @@ class Perturbation(Definition):
     def directions(self, d: int) -> int | None:
         """Return the number of distinct directions of a run over d parameters before they repeat; None: no limit."""
         return None
+
+    def init(self, params: Params) -> State:
+        """Return the state before the first step."""
+        return {}
+
+    def at(self, params: Params, state: State, step: int) -> Perturbation:
+        """Return the distribution of a step that begins at these parameters and this state; neither is changed."""
+        return self
+
+    def stepped(self) -> Perturbation:
+        """Return the directions along which the update moves: those of the points, but for slips of a release."""
+        return self
+
+    def observe(self, params: Params, estimate: Estimate, state: State) -> State:
+        """Return the state after a step, of the distribution that `at` returned for it, whose state may be reused.
+
+        Args:
+            params: for their names and shapes; their values have moved.
+        """
+        return state
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         """Return one parameter's part of z(key): a new fp32 tensor, a pure function of the arguments and the layout."""

@@ -8,16 +8,15 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.methods.definition import Definition, option
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import Params, Perturbation, State
 from zo_sweeps.methods.points import REALS, Estimate, Theta
 from zo_sweeps.methods.schedule import Rates, Schedule
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor
 
-Params = Mapping[str, "nn.Parameter"]
-State = dict[str, Any]
+__all__ = ["Params", "RoundedUpdate", "Rounding", "State", "Update"]
 
 
 class Rounding(str, Enum):
@@ -40,6 +39,8 @@ class Update(Definition):
     evaluations: ClassVar[int] = 0  # points per step at which it evaluates f itself, besides the estimator's
     zeroth_order: ClassVar[bool] = True
     backpropagates: ClassVar[bool] = False
+    draws_again: ClassVar[bool] = False  # directions of earlier steps, from their addresses alone
+    needs_factors: ClassVar[bool] = False  # of a matrix's directions: a FactoredPerturbation
     trains_halves: ClassVar[bool] = False  # its `optimizer` computes in fp32 where the weights are in half precision
     has_kernels: ClassVar[bool] = False  # of a library: tried on a device before it is planned there
 
@@ -85,6 +86,17 @@ class Update(Definition):
             along: scales -> f(theta + scale * ghat) for each.
         """
         return estimate
+
+    def last_moves(self, ghats: Sequence[Tensor], coefs: Sequence[Sequence[float]], lr: float) -> Tensor:
+        """Return by how much the last of several steps moves a parameter: `last_move` of each of its values.
+
+        Args:
+            ghats: the parameter's estimates, one per step; coefs: the coefficients of these steps.
+        """
+        import torch
+
+        values = zip(*(ghat.flatten().tolist() for ghat in ghats), strict=True)
+        return torch.tensor([self.last_move(one, lr) for one in values]).view(ghats[-1].shape)
 
     def init(self, params: Params) -> State:
         """Return the state before the first step."""

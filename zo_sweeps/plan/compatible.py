@@ -12,6 +12,7 @@ from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.objective import OWN, Objective
+from zo_sweeps.methods.perturbation import Reads
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -83,6 +84,25 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             f"estimator={estimator.name} has two points per parameter: evaluation.mode must be sequential, not "
             f"{mode.value}"
         )
+    if estimator.owns_rows:
+        what = f"estimator={estimator.name} gives each direction rows of its own"
+        if config.evaluation.restore is Restore.IN_PLACE:
+            yield f"{what}: evaluation.restore must be exact, not in_place"
+        if config.update.evaluations:
+            yield f"{what}, and update={config.update.name} evaluates all of them together; use update=sgd"
+    if perturbation.curved and not estimator.curved:
+        partners = _having(estimator.axis, lambda one: one.curved)
+        yield f"perturbation={perturbation.name} goes with estimator={partners} only, not {estimator.name}"
+    if config.update.needs_factors and not (perturbation.factored and estimator.budget == 1):
+        factored = _having(perturbation.axis, lambda one: one.factored)
+        yield f"update={config.update.name} is of one direction in factors: perturbation={factored}, estimator.q=1"
+    if config.update.draws_again and perturbation.reads is not Reads.NOISE:
+        yield (
+            f"update={config.update.name} draws directions of earlier steps again, and those of "
+            f"perturbation={perturbation.name} depend on {perturbation.reads.value}; use another update"
+        )
+    if config.evaluation.restore is Restore.IN_PLACE and perturbation.reads is Reads.WEIGHTS:
+        yield f"evaluation.restore=in_place moves the weights that perturbation={perturbation.name} reads; use exact"
     if config.evaluation.points is not None and not mode.batched:
         yield (
             f"evaluation.points={config.evaluation.points} is of modes whose forwards hold several points, not of "
@@ -107,6 +127,9 @@ def _objective(config: TrialConfig) -> Iterator[str]:
         yield f"train.objective must be {', '.join(fitting)} or {OWN} for this task, not {name}: {reason}"
     if not trained.differentiable and config.method.kind.backpropagates:
         yield f"train.objective={trained.name} is not differentiable: it needs a zeroth-order method"
+    if trained.generates and config.method.kind.estimates and config.estimator.owns_rows:
+        several = f"estimator={config.estimator.name} has one for each direction"
+        yield f"train.objective={trained.name} generates for one minibatch a step, and {several}"
     if trained.generates and config.evaluation.mode.batched:
         mode = config.evaluation.mode.value
         yield f"train.objective={trained.name} generates at one point: evaluation.mode must be sequential, not {mode}"

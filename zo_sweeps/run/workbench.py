@@ -18,7 +18,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ComputedCodes, ComputedInitial, ComputedMask
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.engine.batch import Batch, collate, indices
-from zo_sweeps.engine.evaluate import Objective as Losses
+from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.score import Scored, forwards, score
@@ -257,7 +257,7 @@ class Workbench:
         return fingerprint([self.recorder.mask, self.recorder.quantized, shapes]).encode()
 
     def examples_of(self, step: int) -> list[EncodedExample]:
-        """Return the rows of a step's minibatch."""
+        """Return the rows of a step's minibatch, or of the one with this number (see `Estimator.minibatches`)."""
         assert self.config.train.batch is not None
         rows = self.splits.train
         return [rows[i] for i in indices(self.config.seed, step, len(rows), self.config.train.batch)]
@@ -274,11 +274,13 @@ class Workbench:
             every_position=train.logits == "all",
         ).to(self.device)
 
-    def losses(self, step: int) -> Losses:
-        """Return f of a step's minibatch: points -> losses."""
+    def losses(self, step: int) -> StepObjective:
+        """Return f of a step's minibatch: points -> losses; of each direction's, if they own their rows."""
         if self.objective.generates:
             return partial(self.of_texts, step)
-        return of_batch(self.model, self.batch(step), self.objective.loss)
+        numbers = self.config.estimator.minibatches(step)
+        found = [of_batch(self.model, self.batch(number), self.objective.loss) for number in numbers]
+        return found if self.config.estimator.owns_rows else found[0]
 
     def of_texts(self, step: int, points: int) -> torch.Tensor:
         """Return the objective of the answers generated for the step's examples, [1]."""

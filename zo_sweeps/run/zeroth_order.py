@@ -72,7 +72,7 @@ class ZerothOrderRunner(Runner):
         method, lr, f = bench.method().bind(space.params), bench.rates()(number), bench.losses(number)
 
         def work(tensors: Tensors) -> None:
-            state = method.update.init(space.params)
+            state = method.init(space.params)
             _, state = step(method, bench.model.module, space, f, state, seed=self.config.seed, step=number, lr=lr)
             tensors.left_over(Part.TRAINABLE)
 

@@ -9,9 +9,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.loss_noise import apart, noise_to_signal
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.score import Scored
-from zo_sweeps.engine.step import losses_at
+from zo_sweeps.engine.step import RunState, losses_at
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.methods.update import State
 from zo_sweeps.run.recorder import NOISE_STEPS
 from zo_sweeps.run.workbench import Workbench
 
@@ -41,7 +40,7 @@ def of_first_steps(
     Raises UserError if a loss differs by more than TOLERATED allows. Cost: the forwards of STEPS steps.
     """
     method, rates, seed = bench.method(), bench.rates(), bench.config.seed
-    state: State | None = None
+    state: RunState | None = None
     pairs = []
     for step in range(1, min(STEPS, bench.config.train.steps) + 1):
         if step not in losses:

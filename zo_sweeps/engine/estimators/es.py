@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar, Literal
 
+from zo_sweeps.engine.estimators._population import deviation
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.estimator import TwoSided
 from zo_sweeps.methods.points import Estimate, Point
@@ -40,7 +41,7 @@ class ES(TwoSided):
     q: int = option(8, "query budget: directions per step, two points each", least=1)
     shape: Literal["zscore", "centered_ranks"] = option("zscore", "how a step's losses are scaled")
 
-    def on_linear(self, slopes: Sequence[float]) -> Sequence[float]:
+    def on_linear(self, slopes: Sequence[float], points: Sequence[Point]) -> Sequence[float]:
         if self.shape == "zscore":
             return [slope / sqrt(sum(one * one for one in slopes) / len(slopes)) for slope in slopes]
         signed = [sign * slope for slope in slopes for sign in (1, -1)]  # a point's rank counts the points below it
@@ -48,14 +49,14 @@ class ES(TwoSided):
         return [(plus - minus) / 2 for plus, minus in zip(below[::2], below[1::2], strict=True)]
 
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
-        shaped = _zscores(losses) if self.shape == "zscore" else _centered_ranks(losses)
+        shaped = zscores(losses) if self.shape == "zscore" else _centered_ranks(losses)
         coefs = [(plus - minus) / 2 for plus, minus in zip(shaped[::2], shaped[1::2], strict=True)]
         return self._estimate(points, coefs, losses)
 
 
-def _zscores(losses: Sequence[float]) -> list[float]:
-    mean = sum(losses) / len(losses)
-    spread = sqrt(sum((loss - mean) ** 2 for loss in losses) / len(losses))
+def zscores(losses: Sequence[float]) -> list[float]:
+    """Return (f - mean) / standard deviation of each loss; 0 where all are equal."""
+    mean, spread = sum(losses) / len(losses), deviation(losses)
     return [(loss - mean) / spread if spread else 0.0 for loss in losses]
 
 
