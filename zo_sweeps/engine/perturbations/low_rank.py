@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from zo_sweeps.methods.definition import option
@@ -27,6 +27,8 @@ class LowRank(FactoredPerturbation):
         sum: how a step's directions are added to a matrix. `terms`: W + c_1 z_1 + c_2 z_2 + ..., in this order, each
             rounded. `product`: W + [c_1 U_1, c_2 U_2, ...] [V_1, V_2, ...]^T, one matrix product that reads and writes
             W once; it rounds otherwise, so runs of the two differ by rounding.
+        slip: whether the update draws another U in the step that draws a new V, as the trainer does: in that step it
+            moves along other directions than were evaluated.
 
     `unit`: E[z z^T] = I over U and V; for a fixed V, the expected estimate is the gradient times V V^T / r. For one
     direction and a matrix E||ghat||^2 / ||grad f||^2 = d + 2 + 2 (m + n + 1) / r, d = m n; with q directions this
@@ -40,8 +42,7 @@ class LowRank(FactoredPerturbation):
     V^T in matrices and theta +/- eps z elsewhere, then theta <- theta - lr g U V^T and theta <- theta - lr g z. The
     paper divides the estimate by r and the trainer does not: lr of the trainer is the paper's / r. Over matrices alone,
     `unit` with eps_unit = sqrt(r) eps and lr_unit = r lr is `released` with eps and lr; other shapes would need noise
-    of 1 / sqrt(r) besides. In the step that draws a new V, the trainer's update uses another U than its forwards did (a
-    slip: it draws V before U in the one and not in the other), which is not followed here.
+    of 1 / sqrt(r) besides. The slip (5d1ade5) comes from drawing V before U for the forwards, U alone in an update.
     """
 
     rank: int = option(2, "r, the rank of a matrix's direction", least=1)
@@ -50,6 +51,11 @@ class LowRank(FactoredPerturbation):
     sum: Literal["terms", "product"] = option(
         "terms", "of an update: direction after direction, or one matrix product", added=True
     )
+    slip: bool = option(False, "the update draws another U where V is new, as LOZO's trainer", added=True, kw_only=True)
+    _updates: bool = field(default=False, repr=False, kw_only=True, metadata={"option": False})
+
+    def stepped(self) -> LowRank:
+        return replace(self, _updates=True) if self.slip else self
 
     @property
     def one_product(self) -> bool:
@@ -69,6 +75,7 @@ class LowRank(FactoredPerturbation):
         from zo_sweeps.engine import noise
 
         held = key._replace(step=key.step - (key.step - 1) % self.interval)  # the first step of V's window
-        U = noise.gaussian(key, f"{name}/U", torch.Size((shape[0], self.rank)), device)
+        other = "slip" if self._updates and held.step == key.step else "U"
+        U = noise.gaussian(key, f"{name}/{other}", torch.Size((shape[0], self.rank)), device)
         V = noise.gaussian(held, f"{name}/V", torch.Size((shape[1], self.rank)), device)
         return (U.mul_(self.rank**-0.5) if self.scale == "unit" else U), V

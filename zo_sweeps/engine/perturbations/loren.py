@@ -1,0 +1,96 @@
+"""z with a learned covariance of the rows of every matrix: LOREN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from zo_sweeps.methods.definition import bound, option
+from zo_sweeps.methods.perturbation import Params, Perturbation, Reads, State
+from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+START = "loren/a"
+
+
+@dataclass(frozen=True)
+class LOREN(Perturbation):
+    """Each row of Z is of N(0, S), S = (damping I + a a^T)^-1, for a matrix [m, n] with a [n]; N(0, 1) elsewhere.
+
+    a follows the score-function gradient of the loss at the points, after each step:
+
+        a <- a - lr_cov mean_k(A_k G_k),   G_k = m a / (damping + ||a||^2) - Z_k^T Z_k a
+
+    with A_k = eps g_k the k-th loss minus the step's mean, times q / (q - 1), and G_k the gradient of log p(Z_k).
+    a begins at N(0, 1 / n).
+
+    Args:
+        damping: the eigenvalues of S across a are 1 / damping.
+        lr_cov: rate of a.
+        squared_eps: whether G_k is multiplied by eps^2, as in the released code (b80a32b): a then stays where it began
+            (it moves by 1e-8 of its length in three steps), and the run is one of a fixed random covariance.
+
+    For estimator rloo, whose coefficients are differences from a mean. Given a, E[z z^T] = S in every row; the
+    authors' eps and lr are for this scale. State: {"a": {name: [n]}}, one vector a matrix. Cost: MeZO's noise and a
+    product with a for each; two thin products to update it. Source: Seung et al., Low-rank curvature for zeroth-order
+    optimization in LLM fine-tuning (LOREN), 2025.
+    """
+
+    reads: ClassVar[Reads] = Reads.LOG
+
+    damping: float = option(0.1, "the eigenvalues of the covariance across a are 1 / damping", above=0)
+    lr_cov: float = option(1e-3, "rate of a", least=0)
+    squared_eps: bool = option(False, "a's gradient times eps^2, as released")
+    a: State | None = bound()
+    eps: float = bound()
+
+    def bind(self, layout: Layout) -> LOREN:
+        return replace(self, a=None, eps=layout.eps)
+
+    def init(self, params: Params) -> State:
+        return {
+            "a": {name: _start(name, param.shape, param.device) for name, param in params.items() if param.dim() == 2}
+        }
+
+    def at(self, params: Params, state: State, step: int) -> LOREN:
+        return replace(self, a=state["a"])
+
+    def second_moment(self, shape: torch.Size) -> float | None:
+        return None if len(shape) == 2 else 1.0
+
+    def observe(self, params: Params, estimate: Estimate, state: State) -> State:
+        import torch
+
+        scale = self.eps * (self.eps**2 if self.squared_eps else 1.0) * self.lr_cov
+        learned = {}
+        with torch.no_grad():
+            for name, a in state["a"].items():
+                moved, rows = torch.zeros_like(a), params[name].shape[0]
+                for key, weight in estimate.terms:  # weight holds the 1 / q of the mean
+                    Z = self.sample(key, name, params[name].shape, a.device)
+                    moved.add_(a * (rows / (self.damping + a @ a)) - Z.T @ (Z @ a), alpha=weight)
+                learned[name] = a - scale * moved
+        return {"a": learned}
+
+    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        from zo_sweeps.engine import noise
+
+        z = noise.gaussian(key, name, shape, device)
+        if len(shape) != 2:
+            return z
+        a = _start(name, shape, device) if self.a is None else self.a[name]
+        length = a @ a
+        # (damping I + a a^T)^-1/2 is 1 / sqrt(damping) across a, and 1 / sqrt(damping + ||a||^2) along it.
+        shrink = (1 - (self.damping / (self.damping + length)).sqrt()) / length
+        return z.addr_(z @ a, a * -shrink).mul_(self.damping**-0.5)
+
+
+def _start(name: str, shape: torch.Size, device: torch.device) -> Tensor:
+    import torch
+
+    from zo_sweeps.engine import noise
+
+    return noise.gaussian(NoiseKey(0, 0, 0), f"{name}/{START}", torch.Size((shape[1],)), device).mul_(shape[1] ** -0.5)

@@ -1,0 +1,75 @@
+"""The leading directions of the estimate of a matrix, orthogonalized: ZO-MOPI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.points import Estimate, NoiseKey
+from zo_sweeps.methods.update import Params, RoundedUpdate, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+START = NoiseKey(0, 0, 0)  # of the subspace iteration, at every step
+
+
+@dataclass(frozen=True)
+class MOPI(RoundedUpdate):
+    """m <- momentum * m + ghat;  W <- W - lr * sum_{i <= k} u_i v_i^T in matrices, of the largest singular values of m.
+
+    In other shapes theta <- theta - lr * vector_scale * m. u_i and v_i come from `iterations` steps of subspace
+    iteration, from the same addressed noise at every step.
+
+    Args:
+        components: k; as many as the smaller side, if that is less.
+        iterations: of the subspace iteration.
+        momentum: mu; 0, as released.
+        vector_scale: rate of other shapes over lr; the released code has 1e-7 there and 1e-2 in matrices: 1e-5.
+        weight_decay: decay of the parameters of two or more dimensions.
+
+    State: {"m": {name: fp32}}. Cost: q noise passes, and 4 m n k operations a matrix and iteration. Source: ZO-MOPI,
+    2026, and its released code (2ba4f71), which keeps m within r rows and goes on from the last step's v, once a step,
+    until the window of its projection ends; both are dropped there, and m is not here.
+    """
+
+    state_copies: ClassVar[int] = 1
+
+    components: int = option(32, "k, the directions of a matrix that are kept", least=1)
+    iterations: int = option(2, "of the subspace iteration", least=1)
+    momentum: float = option(0.0, "mu", least=0)
+    vector_scale: float = option(1.0, "rate of other shapes than matrices, over lr", least=0)
+    weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
+    lr: float = option(1e-2, "learning rate of step 1", least=0, kw_only=True)
+
+    def last_moves(self, ghats: Sequence[Tensor], coefs: Sequence[Sequence[float]], lr: float) -> Tensor:
+        m = sum((self.momentum**age * ghat for age, ghat in enumerate(reversed(ghats))), 0 * ghats[0])
+        return -lr * self._direction(m)
+
+    def _direction(self, m: Tensor) -> Tensor:
+        import torch
+
+        from zo_sweeps.engine import noise
+        from zo_sweeps.engine.updates._matrix import leading
+
+        if m.dim() != 2:
+            return m * self.vector_scale
+        shape = torch.Size((m.shape[1], min(self.components, *m.shape)))
+        return leading(m, noise.gaussian(START, "mopi", shape, m.device), self.iterations)
+
+    def init(self, params: Params) -> State:
+        from zo_sweeps.engine.rounding import zeros
+
+        return {"m": zeros(params)}
+
+    def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
+        from zo_sweeps.engine.rounding import move_all
+
+        def direction(name: str, ghat: Tensor) -> Tensor:
+            return self._direction(state["m"][name].mul_(self.momentum).add_(ghat))
+
+        move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
+        return state
