@@ -416,9 +416,9 @@ def test_replay_and_resume_have_the_bits_of_the_run(name: str, coded: str, estim
     assert all(torch.equal(resumed.params[key], param) for key, param in trail[-1].items())
     fresh = of_codes(coded_model(precision))
     again_state = rebuild(method, fresh, log, Linear().over(lr, STEPS), seed=3)
-    for key, residual in whole_state.get("residual", {}).items():
+    for key, residual in whole_state.update.get("residual", {}).items():
         assert residual.abs().max() > 0
-        assert torch.equal(again_state["residual"][key], residual)
+        assert torch.equal(again_state.update["residual"][key], residual)
 
 
 @pytest.mark.parametrize("coded", MOVABLE)

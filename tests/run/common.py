@@ -23,7 +23,9 @@ def make(*overrides: str) -> Trial:
     model = () if any(text.startswith("model=") for text in overrides) else TINY
     given = ["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]", *SMALL, *model, *overrides]
     left_out = [f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "zo_lora_fa_q1")]
-    own = any(text.startswith(("model=", "data.")) for text in overrides)  # files that a test may change
+    own = any(
+        text.startswith(("model=", "data.", "gradients.text=")) for text in overrides
+    )  # files that a test may change
     (trial,) = build(Composer([*given, *left_out, "grid.tables={}"]), None if own else PLACES).trials
     return trial
 

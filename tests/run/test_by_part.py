@@ -56,6 +56,8 @@ IN_FP32 = {"sparse beside codes, outer": ["precision.compute=fp32"]}
 CODED = ("precision=int8", "precision=w4a8", "precision=nf4", "precision=fp4")
 ALONE = ["task=timing", "train.max_length=64"]  # no text shares a row, whose mask attention would write out in fp32
 SCRATCH = 128 * 2**10  # of the fused attention, per thread, whatever the model's size: within an operator, so not seen
+# The largest weight in fp32: where noise is added to one in half precision, the operator casts it, which is not seen.
+CAST = {"full, adam, fp16": 4 * 2048 * 64}
 Totals = list[tuple[int, int]]  # of each work: (followed, as torch's CPU allocator counts)
 
 
@@ -103,7 +105,7 @@ def test_the_parts_are_what_the_allocator_counts_and_the_weights_what_is_stored(
         f for f, _ in totals
     ]
     for followed, allocated in totals:
-        assert 0 <= allocated - followed <= SCRATCH
+        assert 0 <= allocated - followed <= SCRATCH + CAST.get(name, 0)
     assert bool(found[Part.SCALES]) == any(option in CODED for option in RUNS[name])
     assert bool(found[Part.SPARSE]) == name.startswith("sparse")
     assert bool(found[Part.TRAINABLE]) == (name not in ("zero-shot", "full", "in place")), (
