@@ -89,7 +89,7 @@ def pairs() -> list[tuple[str, str]]:
         (estimator, noise)
         for noise in REAL_PERTURBATIONS
         for estimator in names("estimator")
-        if kind("estimator", estimator).curved or not kind("perturbation", noise).curved
+        if kind("perturbation", noise).needs in ("", kind("estimator", estimator).gives)
     ]
 
 

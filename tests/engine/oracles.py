@@ -22,7 +22,7 @@ from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.types import Partial
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.estimator import Estimator
+from zo_sweeps.methods.estimator import SCOUTS, Estimator
 from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey, Theta
 from zo_sweeps.methods.precision import UNITS, Precision, WeightOnlyPrecision
@@ -50,7 +50,10 @@ def estimator(member: Estimator) -> None:
         points = bound.points(5, number)
         assert len(points) == member.evaluations(D), "not as many points as planned"
         z = _directions(member, [point.key for point in points if point.scale], draw)
-        slopes = [float(one @ gradient) for one in z.values()]
+        own = z
+        if member.gives == SCOUTS:  # their queries follow those of the directions
+            own = {key: one for key, one in z.items() if key.query < bound.directions(D)}
+        slopes = [float(one @ gradient) for one in own.values()]
         eps = max(abs(point.scale) for point in points)
         tolerance = 1e-6 / eps  # losses of size 10 in fp32 over 2 eps, for a member that subtracts them in fp32
 
@@ -60,7 +63,7 @@ def estimator(member: Estimator) -> None:
         for scale, shift in ((1.0, 0.0), (-3.0, 8.0)):
             found = estimate(lambda move, a=scale, b=shift: a * (gradient @ move) + b)
             expected = member.on_linear([scale * slope for slope in slopes], points)
-            _equal(found, z, expected, tolerance, f"on the linear f = {scale:g} g . theta + {shift:g}")
+            _equal(found, own, expected, tolerance, f"on the linear f = {scale:g} g . theta + {shift:g}")
             moves = [point.scale * float(gradient @ z.get(point.key, gradient)) for point in points]
             mean = 0.0 if 0.0 in moves else sum(moves) / len(moves)  # f(theta) itself, where it is evaluated
             wrong = "the loss is neither the mean of the points' losses nor f(theta)"
@@ -70,11 +73,11 @@ def estimator(member: Estimator) -> None:
             H = H @ H.T / D
             found = estimate(lambda move, H=H: gradient @ move + 0.5 * move @ H @ move)
             curved = [
-                float(g + member.curvature * eps * one @ H @ one) for g, one in zip(slopes, z.values(), strict=True)
+                float(g + member.curvature * eps * one @ H @ one) for g, one in zip(slopes, own.values(), strict=True)
             ]
             _equal(
                 found,
-                z,
+                own,
                 member.on_linear(curved, points),
                 tolerance,
                 f"on a quadratic f: curvature is not {member.curvature:g}",
@@ -116,12 +119,12 @@ def perturbation(member: Perturbation) -> None:
     bound = begun(member, layout)
     moments = [bound.second_moment(shape) for shape in layout.shapes.values() for _ in range(shape.numel())]
     if member.coordinates:  # not random: d directions in a row, from anywhere
-        z = torch.stack([_whole(bound, NoiseKey(0, 5 + t // 3, t % 3), layout) for t in range(layout.d)]).double()
+        z = torch.stack([whole(bound, NoiseKey(0, 5 + t // 3, t % 3), layout) for t in range(layout.d)]).double()
         expected = torch.diag(torch.tensor(moments, dtype=torch.double))
         torch.testing.assert_close(z.T @ z / layout.d, expected, rtol=1e-6, atol=1e-6)
     else:
         keys = [NoiseKey(number, number, number % 3) for number in range(1, STEPS + 1)]
-        z = torch.stack([_whole(bound, key, layout) for key in keys]).double()
+        z = torch.stack([whole(bound, key, layout) for key in keys]).double()
         _within(z, torch.zeros(layout.d), "the mean of z_j is not 0")
         if None not in moments:
             expected = torch.tensor(moments, dtype=torch.double)
@@ -141,7 +144,8 @@ def perturbation(member: Perturbation) -> None:
             torch.testing.assert_close(U @ V.T, z, rtol=1e-5, atol=1e-5, msg="`factors` are not those of `sample`")
 
 
-def _whole(bound: Perturbation, key: NoiseKey, layout: Layout) -> Tensor:
+def whole(bound: Perturbation, key: NoiseKey, layout: Layout) -> Tensor:
+    """z(key) over all parameters, [d]."""
     return torch.cat([bound.sample(key, name, shape, CPU).flatten() for name, shape in layout.shapes.items()])
 
 

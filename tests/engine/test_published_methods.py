@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.engine import contract
 from tests.engine.conftest import TinyModel, tiny_model
-from tests.engine.oracles import begun
+from tests.engine.oracles import begun, whole
 from tests.engine.test_updates import batch_of, digest, install, trained
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses
@@ -25,6 +25,7 @@ from zo_sweeps.engine.estimators.fzoo import FZOO
 from zo_sweeps.engine.estimators.kerzoo import KerZOO
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_curved import RGECurved
+from zo_sweeps.engine.estimators.rge_guided import RGEGuided
 from zo_sweeps.engine.estimators.rge_per_row import RGEPerRow
 from zo_sweeps.engine.estimators.rloo import RLOO
 from zo_sweeps.engine.evaluate import evaluate
@@ -32,6 +33,7 @@ from zo_sweeps.engine.perturbations.by_shape import ByShape
 from zo_sweeps.engine.perturbations.cone import Cone
 from zo_sweeps.engine.perturbations.curvature import Curvature
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.perturbations.guided import Guided
 from zo_sweeps.engine.perturbations.layers import Layers
 from zo_sweeps.engine.perturbations.loren import LOREN
 from zo_sweeps.engine.perturbations.low_rank import LowRank
@@ -50,7 +52,7 @@ from zo_sweeps.engine.updates.low_rank_momentum import LowRankMomentum
 from zo_sweeps.engine.updates.meazo import MEAZO
 from zo_sweeps.engine.updates.muon import Muon
 from zo_sweeps.engine.updates.sgd import SGD
-from zo_sweeps.methods.estimator import Estimator
+from zo_sweeps.methods.estimator import CURVATURE, SCOUTS, Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation, Reads
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
@@ -130,12 +132,11 @@ STATEFUL = [
 ]
 
 
-@pytest.mark.parametrize("space", ["full", "lora_fa"])
-@pytest.mark.parametrize("update", ["sgd", "adam"])
+@pytest.mark.parametrize(("update", "space"), [("sgd", "full"), ("adam", "lora_fa")])
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_run_is_its_log_where_directions_read_more_than_their_address(name: str, update: str, space: str) -> None:
     noise = contract.member("perturbation", name)
-    estimator = RGECurved(2, 1e-2) if noise.curved else RGE(2, 1e-2)
+    estimator = {CURVATURE: RGECurved(2, 1e-2), SCOUTS: RGEGuided(2, 1e-2)}.get(noise.needs, RGE(2, 1e-2))
     how = Method(estimator, noise, contract.member("update", update))
     model = tiny_model()
     whole = install(space, model)
@@ -363,6 +364,44 @@ def test_a_slip_moves_along_other_directions_where_a_basis_is_drawn_and_nowhere_
         )
         cosine = float(torch.nn.functional.cosine_similarity(evaluated, moved, dim=0))
         assert cosine < 0.9 if slips and number % 3 == 1 else cosine == pytest.approx(1, abs=1e-5), number
+
+
+def test_mezo_gv_steps_along_the_difference_of_the_best_direction_and_a_new_one() -> None:
+    """On a linear f the slope along z is the difference of the scouts' slopes, and the lower scout is kept."""
+    noise, params = Guided().bind(Layout(SHAPES, q=1)), dict(Parts().named_parameters())
+    estimator, state, held = RGEGuided(1, 0.5), Guided().init(params), None
+    slope = torch.linspace(-1, 2, 249).double()
+    for number in range(1, 9):
+        now = noise.at(params, state, number)
+        points = estimator.points(4, number)
+        z = {key: whole(now, key, Layout(SHAPES, 1)).double() for key in {point.key for point in points}}
+        estimate = estimator.combine(points, [p.scale * float(slope @ z[p.key]) for p in points])
+        v, best, new = (float(slope @ z[NoiseKey(4, number, query)]) for query in (0, 1, 2))
+        assert estimate.coefs == pytest.approx((v, best - new), rel=1e-6)
+        assert v == pytest.approx((best - new) / math.sqrt(2), rel=1e-4)
+        assert held in (None, pytest.approx(best, rel=1e-6))
+        held = min(best, new)
+        state = now.observe(params, estimate, state)
+
+
+def test_mezo_gvs_slip_moves_parameters_of_one_shape_alike() -> None:
+    key, noise = NoiseKey(0, 1, 0), Guided(slip=True).bind(LAYOUT)
+    assert torch.equal(draw(noise, key), draw(noise, key, "layers.1.W"))
+    right = Guided().bind(LAYOUT)
+    assert not torch.equal(draw(right, key), draw(right, key, "layers.1.W"))
+    assert torch.equal(draw(noise, NoiseKey(0, 1, 2)), draw(right, NoiseKey(0, 1, 2))), "scouts are as evaluated"
+
+
+def test_a_lost_scout_leaves_the_best_direction_and_the_estimate_as_they_are() -> None:
+    estimator = RGEGuided(2, 0.5)
+    points = estimator.points(0, 1)
+    losses = [1.0, 0.5, 0.2, 0.3, 2.0, 1.0, 0.7, 0.1]
+    whole = estimator.combine(points, losses)
+    assert whole.coefs == pytest.approx((0.5, 1.0, -0.2, 1.2))
+    left = estimator.combine([*points[:2], *points[3:]], [*losses[:2], *losses[3:]])
+    assert left.coefs[:2] == whole.coefs[:2]
+    assert math.isnan(left.coefs[2])
+    assert left.terms == whole.terms
 
 
 # Updates

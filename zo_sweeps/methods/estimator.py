@@ -10,6 +10,9 @@ from typing import ClassVar
 from zo_sweeps.methods.definition import Definition, option
 from zo_sweeps.methods.points import Estimate, NoiseKey, Point
 
+CURVATURE = "second derivatives along the directions"
+SCOUTS = "which of two scouting points is lower"
+
 
 @dataclass(frozen=True)
 class Estimator(Definition):
@@ -17,7 +20,7 @@ class Estimator(Definition):
 
     axis: ClassVar[str] = "estimator"
     curvature: ClassVar[float | None] = 0.0  # c of g_i = z_i . grad f + c eps z_i H z_i on a quadratic f; None: neither
-    curved: ClassVar[bool] = False  # its coefficients: those of q directions, then their q second derivatives
+    gives: ClassVar[str] = ""  # what q further coefficients are, after those of the q directions; "": there are none
     owns_rows: ClassVar[bool] = False  # each direction has a minibatch of its own: q of them in a step
     coordinates: ClassVar[bool] = False  # runs through the coordinates; its perturbation must do so too
 

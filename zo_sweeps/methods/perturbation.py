@@ -43,7 +43,7 @@ class Perturbation(Definition):
     moves: ClassVar[frozenset[Theta]] = REALS  # CODES alone: eps z is of integers
     reads: ClassVar[Reads] = Reads.NOISE
     state_copies: ClassVar[int] = 0  # fp32 copies of the trainable parameters that its state holds
-    curved: ClassVar[bool] = False  # reads second differences: only for estimators with the same flag
+    needs: ClassVar[str] = ""  # what it reads of an estimator's second coefficients: only for those that give it
     factored: ClassVar[bool] = False  # a matrix's direction is a product of two thin factors: a FactoredPerturbation
 
     def bind(self, layout: Layout) -> Perturbation:

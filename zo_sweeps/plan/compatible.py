@@ -90,8 +90,8 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             yield f"{what}: evaluation.restore must be exact, not in_place"
         if config.update.evaluations:
             yield f"{what}, and update={config.update.name} evaluates all of them together; use update=sgd"
-    if perturbation.curved and not estimator.curved:
-        partners = _having(estimator.axis, lambda one: one.curved)
+    if perturbation.needs and perturbation.needs != estimator.gives:
+        partners = _having(estimator.axis, lambda one: one.gives == perturbation.needs)
         yield f"perturbation={perturbation.name} goes with estimator={partners} only, not {estimator.name}"
     if config.update.needs_factors and not (perturbation.factored and estimator.budget == 1):
         factored = _having(perturbation.axis, lambda one: one.factored)

@@ -8,6 +8,7 @@ from math import nan
 from typing import ClassVar
 
 from zo_sweeps.engine.estimators.rge import RGE
+from zo_sweeps.methods.estimator import CURVATURE
 from zo_sweeps.methods.points import Estimate, NoiseKey, Point
 
 
@@ -26,7 +27,7 @@ class RGECurved(RGE):
     Source: HiZOO (Zhao et al., 2024).
     """
 
-    curved: ClassVar[bool] = True
+    gives: ClassVar[str] = CURVATURE
 
     def evaluations(self, d: int) -> int:
         return 2 * self.q + 1

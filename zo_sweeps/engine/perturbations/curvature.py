@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.definition import bound, option
+from zo_sweeps.methods.estimator import CURVATURE
 from zo_sweeps.methods.perturbation import Params, Perturbation, Reads, State
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
 
@@ -34,7 +35,7 @@ class Curvature(Perturbation):
 
     reads: ClassVar[Reads] = Reads.LOG
     state_copies: ClassVar[int] = 1
-    curved: ClassVar[bool] = True
+    needs: ClassVar[str] = CURVATURE
 
     alpha: float = option(1e-8, "smoothing of H", least=0, most=1)
     H: State | None = bound()
