@@ -55,6 +55,7 @@ def estimator(member: Estimator) -> None:
             own = {key: one for key, one in z.items() if key.query < bound.directions(D)}
         slopes = [float(one @ gradient) for one in own.values()]
         eps = max(abs(point.scale) for point in points)
+        assert eps <= bound.reach, "a point is farther than `reach`"
         tolerance = 1e-6 / eps  # losses of size 10 in fp32 over 2 eps, for a member that subtracts them in fp32
 
         def estimate(f: Callable[[Tensor], Tensor], points: Any = points, z: Any = z) -> Estimate:

@@ -282,6 +282,9 @@ def test_a_method_is_bound_to_the_space_that_it_is_given() -> None:
         assert bound.d == D
         assert isinstance(bound.perturbation, Sphere)
         shapes, dtypes = {name: p.shape for name, p in params.items()}, {name: p.dtype for name, p in params.items()}
-        eps = max(abs(point.scale) for point in planned.bind(D).points(0, 1))
-        assert bound.perturbation.layout == Layout(shapes, planned.directions(D), dtypes, eps)
+        farthest = max(abs(point.scale) for step in range(1, 301) for point in planned.bind(D).points(0, step))
+        reach = bound.estimator.reach
+        assert farthest <= reach
+        assert farthest == pytest.approx(reach, rel=0.02), "distances may be drawn for each direction, up to `reach`"
+        assert bound.perturbation.layout == Layout(shapes, planned.directions(D), dtypes, reach)
         assert bound.bind(params).evaluations == bound.evaluations

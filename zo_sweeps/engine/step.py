@@ -73,8 +73,7 @@ class Method:
         d = sum(shape.numel() for shape in shapes.values())
         estimator = self.estimator.bind(d)
         dtypes = {name: param.dtype for name, param in params.items()}
-        eps = max(abs(point.scale) for point in estimator.points(0, 1))
-        layout = Layout(shapes, estimator.directions(d), dtypes, eps)
+        layout = Layout(shapes, estimator.directions(d), dtypes, estimator.reach)
         return replace(self, estimator=estimator, perturbation=self.perturbation.bind(layout), d=d)
 
     def init(self, params: Params) -> RunState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import ClassVar
 
@@ -45,6 +45,11 @@ class Estimator(Definition):
         """Declare all points of a step."""
         raise NotImplementedError
 
+    @property
+    def reach(self) -> float:
+        """The largest |scale| of the points of any step."""
+        return max(abs(point.scale) for point in self.points(0, 1))
+
     def minibatches(self, step: int) -> range:
         """Return the numbers of a step's minibatches in the run's order, from 1: one, or one for each direction."""
         count = self.budget if self.owns_rows else 1
@@ -79,9 +84,10 @@ class RandomDirections(Estimator):
         return self.q
 
     def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
-        if len(coefs) != self.q:
-            raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but q = {self.q}")
-        return Estimate.mean(seed, step, coefs, nan)
+        expected, name = (2 * self.q, "2 q") if self.gives else (self.q, "q")
+        if len(coefs) != expected:
+            raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but {name} = {expected}")
+        return replace(Estimate.mean(seed, step, coefs[: self.q], nan), coefs=tuple(coefs))
 
     def _keys(self, seed: int, step: int) -> list[NoiseKey]:
         return [NoiseKey(seed, step, query) for query in range(self.q)]

@@ -25,6 +25,10 @@ class KerZOO(TwoSided):
     fine-tuning, 2025, with its constant C = 1.
     """
 
+    @property
+    def reach(self) -> float:
+        return self.eps
+
     def points(self, seed: int, step: int) -> tuple[Point, ...]:
         moved = ((key, sign * _distance(key)) for key in self._keys(seed, step) for sign in (1.0, -1.0))
         return tuple(Point(key, self.eps * distance) for key, distance in moved)

@@ -42,8 +42,3 @@ class RGECurved(RGE):
         found = super().combine(points[1:], moved)
         coefs = (*found.coefs, *(curvatures.get(query, nan) for query in range(self.q)))
         return replace(found, coefs=coefs, loss=base)
-
-    def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
-        if len(coefs) != 2 * self.q:
-            raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but 2 q = {2 * self.q}")
-        return replace(super().from_log(seed, step, coefs[: self.q]), coefs=tuple(coefs))

@@ -44,8 +44,3 @@ class RGEGuided(RGE):
         at = {point.key.query: loss for point, loss in zip(points, losses, strict=True)}
         scouts = [(at.get(first, nan) - at.get(first + 1, nan)) / self.eps for first in range(self.q, 3 * self.q, 2)]
         return replace(found, coefs=(*found.coefs, *scouts), loss=sum(losses) / len(losses))
-
-    def from_log(self, seed: int, step: int, coefs: Sequence[float]) -> Estimate:
-        if len(coefs) != 2 * self.q:
-            raise ValueError(f"step {step} has {len(coefs)} logged coefficients, but 2 q = {2 * self.q}")
-        return replace(super().from_log(seed, step, coefs[: self.q]), coefs=tuple(coefs))

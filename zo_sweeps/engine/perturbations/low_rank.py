@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from zo_sweeps.engine.perturbations._factored import Factored, window
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.perturbation import FactoredPerturbation
 from zo_sweeps.methods.points import NoiseKey
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LowRank(FactoredPerturbation):
+class LowRank(Factored):
     """Z = U V^T / sqrt(r), U [m, r] and V [n, r] of N(0, 1), for a matrix [m, n]; N(0, 1) for any other shape.
 
     Args:
@@ -61,20 +61,12 @@ class LowRank(FactoredPerturbation):
     def one_product(self) -> bool:
         return self.sum == "product"
 
-    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
-        if len(shape) != 2:
-            return noise.gaussian(key, name, shape, device)
-        U, V = self.factors(key, name, shape, device)
-        return U @ V.T
-
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
         import torch
 
         from zo_sweeps.engine import noise
 
-        held = key._replace(step=key.step - (key.step - 1) % self.interval)  # the first step of V's window
+        held = window(key, self.interval)
         other = "slip" if self._updates and held.step == key.step else "U"
         U = noise.gaussian(key, f"{name}/{other}", torch.Size((shape[0], self.rank)), device)
         V = noise.gaussian(held, f"{name}/V", torch.Size((shape[1], self.rank)), device)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from zo_sweeps.engine.perturbations import _bases
+from zo_sweeps.engine.perturbations._factored import Bases, Factored, orthonormal, window
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.perturbation import FactoredPerturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ Slip = Literal["none", "zo_muon", "zo_mopi"]
 
 
 @dataclass(frozen=True)
-class Projected(FactoredPerturbation):
+class Projected(Factored):
     """Z = P u, P [m, r] with orthonormal columns and u [r, n] of N(0, 1), for a matrix; N(0, 1) for any other shape.
 
     P is uniform over such matrices and drawn once for `interval` steps, for all queries; u for each direction. A matrix
@@ -41,9 +40,7 @@ class Projected(FactoredPerturbation):
     interval: int = option(100, "steps that share P", least=1)
     slip: Slip = option("none", "what a release does when it draws P: none, zo_muon or zo_mopi")
     _updates: bool = field(default=False, repr=False, kw_only=True, metadata={"option": False})
-    _kept: _bases.Bases = field(
-        default_factory=dict, repr=False, compare=False, kw_only=True, metadata={"option": False}
-    )
+    _kept: Bases = field(default_factory=dict, repr=False, compare=False, kw_only=True, metadata={"option": False})
     _last: int = field(default=0, repr=False, kw_only=True, metadata={"option": False})
 
     def bind(self, layout: Layout) -> Projected:
@@ -55,24 +52,16 @@ class Projected(FactoredPerturbation):
     def second_moment(self, shape: torch.Size) -> float:
         return min(self.rank, shape[0]) / shape[0] if len(shape) == 2 else 1.0
 
-    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
-        if len(shape) != 2:
-            return noise.gaussian(key, name, shape, device)
-        U, V = self.factors(key, name, shape, device)
-        return U @ V.T
-
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
         import torch
 
         from zo_sweeps.engine import noise
 
-        held, r = _bases.window(key, self.interval)._replace(query=0), min(self.rank, shape[0])
+        held, r = window(key, self.interval)._replace(query=0), min(self.rank, shape[0])
         first = held.step == key.step
         if self.slip == "zo_muon":  # the window goes on with the P that its first step drew last
             held = held._replace(query=key.query if first and not self._updates else self._last)
-        P = _bases.orthonormal(self._kept, held, f"{name}/P", shape[0], r, device)
+        P = orthonormal(self._kept, held, f"{name}/P", shape[0], r, device)
         other = self.slip == "zo_mopi" and first and self._updates and key.query == 0
         u = noise.gaussian(key, f"{name}/{'slip' if other else 'u'}", torch.Size((r, shape[1])), device)
         return P.clone(), u.T.contiguous()

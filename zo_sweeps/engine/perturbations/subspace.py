@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from zo_sweeps.engine.perturbations import _bases
+from zo_sweeps.engine.perturbations._factored import Bases, Factored, orthonormal, window
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.perturbation import FactoredPerturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Subspace(FactoredPerturbation):
+class Subspace(Factored):
     """Z = sqrt(m n) / r U Y V^T with Y [r, r] of N(0, 1), for a matrix [m, n]; N(0, 1) for any other shape.
 
     U [m, r] and V [n, r] have orthonormal columns, uniform over such matrices, drawn once for `interval` steps; Y is
@@ -35,29 +34,19 @@ class Subspace(FactoredPerturbation):
 
     rank: int = option(24, "r, the rank of a matrix's direction", least=1)
     interval: int = option(1000, "steps that share the bases U and V", least=1)
-    _kept: _bases.Bases = field(
-        default_factory=dict, repr=False, compare=False, kw_only=True, metadata={"option": False}
-    )
+    _kept: Bases = field(default_factory=dict, repr=False, compare=False, kw_only=True, metadata={"option": False})
 
     def bind(self, layout: Layout) -> Subspace:
         return replace(self, _kept={})
-
-    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
-        if len(shape) != 2:
-            return noise.gaussian(key, name, shape, device)
-        U, V = self.factors(key, name, shape, device)
-        return U @ V.T
 
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
         import torch
 
         from zo_sweeps.engine import noise
 
-        held, r = _bases.window(key, self.interval), min(self.rank, *shape)
+        held, r = window(key, self.interval), min(self.rank, *shape)
         U, V = (
-            _bases.orthonormal(self._kept, held, f"{name}/{side}", size, r, device)
+            orthonormal(self._kept, held, f"{name}/{side}", size, r, device)
             for side, size in zip("UV", shape, strict=True)
         )
         Y = noise.gaussian(key, f"{name}/Y", torch.Size((r, r)), device)

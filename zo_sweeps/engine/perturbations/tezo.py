@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.perturbations._factored import Factored
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.perturbation import FactoredPerturbation
 from zo_sweeps.methods.points import NoiseKey
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TeZO(FactoredPerturbation):
+class TeZO(Factored):
     """Z = U diag(tau) V^T / sqrt(r), tau [r] of N(0, 1), for a matrix [m, n]; N(0, 1) for any other shape.
 
     U [m, r] and V [n, r] of N(0, 1) are drawn once for the run, for all queries; tau for each direction: the steps of a
@@ -31,14 +31,6 @@ class TeZO(FactoredPerturbation):
     """
 
     rank: int = option(24, "r, the directions of a matrix", least=1)
-
-    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
-        if len(shape) != 2:
-            return noise.gaussian(key, name, shape, device)
-        U, V = self.factors(key, name, shape, device)
-        return U @ V.T
 
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
         import torch

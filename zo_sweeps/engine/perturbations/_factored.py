@@ -1,14 +1,30 @@
-"""Orthonormal bases of addressed noise, kept while their window lasts. Not a member of the axis."""
+"""What directions in factors share: their product, and orthonormal bases that last for a window of steps. No member."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zo_sweeps.methods.perturbation import FactoredPerturbation
 from zo_sweeps.methods.points import NoiseKey
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Factored(FactoredPerturbation):
+    """Z = U V^T of `factors` for a matrix, N(0, 1) for any other shape."""
+
+    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        from zo_sweeps.engine import noise
+
+        if len(shape) != 2:
+            return noise.gaussian(key, name, shape, device)
+        U, V = self.factors(key, name, shape, device)
+        return U @ V.T
+
 
 Bases = dict[tuple[NoiseKey, str, "torch.device"], "Tensor"]
 
