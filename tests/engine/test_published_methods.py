@@ -29,7 +29,6 @@ from zo_sweeps.engine.estimators.rge_guided import RGEGuided
 from zo_sweeps.engine.estimators.rge_per_row import RGEPerRow
 from zo_sweeps.engine.estimators.rloo import RLOO
 from zo_sweeps.engine.evaluate import evaluate
-from zo_sweeps.engine.perturbations.by_shape import ByShape
 from zo_sweeps.engine.perturbations.cone import Cone
 from zo_sweeps.engine.perturbations.curvature import Curvature
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
@@ -37,6 +36,7 @@ from zo_sweeps.engine.perturbations.guided import Guided
 from zo_sweeps.engine.perturbations.layers import Layers
 from zo_sweeps.engine.perturbations.loren import LOREN
 from zo_sweeps.engine.perturbations.low_rank import LowRank
+from zo_sweeps.engine.perturbations.one_stream import OneStream
 from zo_sweeps.engine.perturbations.projected import Projected
 from zo_sweeps.engine.perturbations.signs import Signs
 from zo_sweeps.engine.perturbations.small_weights import SmallWeights
@@ -50,6 +50,7 @@ from zo_sweeps.engine.updates._matrix import leading, orthogonalized
 from zo_sweeps.engine.updates.adamezo import AdaMeZO
 from zo_sweeps.engine.updates.low_rank_momentum import LowRankMomentum
 from zo_sweeps.engine.updates.meazo import MEAZO
+from zo_sweeps.engine.updates.momentum import Momentum
 from zo_sweeps.engine.updates.muon import Muon
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import CURVATURE, SCOUTS, Estimator
@@ -329,29 +330,72 @@ def test_lorens_rows_have_its_covariance_and_a_follows_the_score_function() -> N
         expected += 1e-2 * g / 2 * torch.autograd.grad(logp, variable)[0]
     found = now.observe(params, estimate, {"a": {"W": a}})["a"]["W"]
     torch.testing.assert_close(found.double(), a.double() - 0.5 * expected, rtol=1e-4, atol=1e-4)
-    released = LOREN(0.1, 1e-3, True).bind(Layout({"W": shape}, q=2, eps=1e-3)).at(params, {"a": {"W": a}}, 1)
-    moved = released.observe(params, estimate, {"a": {"W": a}})["a"]["W"] - a
-    assert float(moved.norm() / a.norm()) < 1e-6, "with eps^2 it stays where it began"
 
 
-def test_by_shape_gives_matrices_of_one_shape_the_same_direction() -> None:
-    key = NoiseKey(0, 1, 0)
-    assert torch.equal(draw(ByShape(), key), draw(ByShape(), key, "layers.1.W"))
-    assert not torch.equal(draw(ByShape(), key), draw(ByShape(), NoiseKey(0, 2, 0)))
+def test_loren_as_released_shrinks_one_direction_of_a_whole_parameter_which_stays() -> None:
+    shape, damping, eps, coefs = torch.Size([4, 3]), 0.1, 1e-2, (6e6, -6e6)
+    params = {"W": nn.Parameter(torch.zeros(shape)), "b": nn.Parameter(torch.zeros(5))}
+    bound = LOREN(damping, 0.5, released=True).bind(Layout({name: p.shape for name, p in params.items()}, q=2, eps=eps))
+    state = bound.init(params)
+    now = bound.at(params, state, 1)
+    keys = [NoiseKey(0, 1, query) for query in (0, 1)]
+    estimate = Estimate(tuple((key, g / 2) for key, g in zip(keys, coefs, strict=True)), coefs, 0.0)
+    found = now.observe(params, estimate, state)["a"]
+    for name, rows in (("W", 4), ("b", 1)):
+        a = state["a"][name].double().requires_grad_(True)
+        A = a.repeat(rows)
+        values, vectors = torch.linalg.eigh(torch.eye(len(A)) + torch.outer(A, A) / damping)
+        expected = torch.zeros(len(a)).double()
+        for key, g in zip(keys, coefs, strict=True):
+            Z = now.sample(key, name, params[name].shape, CPU).double().flatten()
+            z = Gaussian().sample(key, name, params[name].shape, CPU)
+            signs = torch.ones(len(A)).double()
+            signs[-1] = -1  # of the root along A, whose law is that of the positive one
+            torch.testing.assert_close(
+                Z, vectors @ (signs * values**-0.5 * (vectors.T @ z.flatten().double())), rtol=1e-4, atol=1e-5
+            )
+            precision = torch.eye(len(A)) + torch.outer(A, A) / damping
+            logp = (torch.logdet(precision) - Z @ precision @ Z) / 2
+            (gradient,) = torch.autograd.grad(logp, a, retain_graph=True)
+            expected += eps * g / 2 * damping**0.5 * eps**2 * gradient
+        torch.testing.assert_close(found[name].double(), (a - 0.5 * expected).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_momentum_per_query_moves_matrices_after_each_query_and_vectors_once() -> None:
+    params, mu, lr = dict(Parts().named_parameters()), 0.6, 0.1
+    theta = {name: param.detach().clone() for name, param in params.items()}
+    m, update = {name: torch.zeros_like(one) for name, one in theta.items()}, Momentum(momentum=mu, per_query=True)
+    state = update.init(params)
+    for number in (1, 2):
+        terms = tuple((NoiseKey(0, number, query), 0.5 - query) for query in range(3))
+        state = update.apply(params, Estimate(terms, (), 0.0), Gaussian(), state, lr)
+        for key, weight in terms:
+            for name, one in theta.items():
+                g = weight * Gaussian().sample(key, name, one.shape, CPU)
+                m[name] = mu * m[name] + g
+                one -= lr * (m[name] if one.dim() == 2 else g)
+    assert_same({name: param.detach() for name, param in params.items()}, theta, 1e-5)
+
+
+def test_one_stream_gives_all_parameters_the_same_numbers_from_the_start() -> None:
+    key, noise = NoiseKey(0, 1, 0), OneStream()
+    assert torch.equal(draw(noise, key), draw(noise, key, "layers.1.W"))
+    assert torch.equal(draw(noise, key).flatten()[:9], draw(noise, key, "b"))
+    assert not torch.equal(draw(noise, key), draw(noise, NoiseKey(0, 2, 0)))
 
 
 @pytest.mark.parametrize(
     ("noise", "queries", "slips"),
     [
-        (LowRank(2, 3, "released", slip=True), 1, True),
-        (LowRank(2, 3, "released"), 1, False),
-        (Projected(4, 3, "zo_muon"), 4, True),
-        (Projected(4, 3, "zo_mopi"), 4, True),
-        (Projected(4, 3), 4, False),
+        (LowRank(2, 3, "released", slip=True), 1, ["layers.0.W", "b"]),
+        (LowRank(2, 3, "released"), 1, []),
+        (Projected(4, 3, "zo_muon"), 4, ["layers.0.W"]),
+        (Projected(4, 3, "zo_mopi"), 4, ["layers.0.W", "b"]),
+        (Projected(4, 3), 4, []),
     ],
 )
 def test_a_slip_moves_along_other_directions_where_a_basis_is_drawn_and_nowhere_else(
-    noise: Perturbation, queries: int, slips: bool
+    noise: Perturbation, queries: int, slips: list[str]
 ) -> None:
     bound = noise.bind(Layout(SHAPES, queries))
     generator = torch.Generator().manual_seed(2)
@@ -359,11 +403,12 @@ def test_a_slip_moves_along_other_directions_where_a_basis_is_drawn_and_nowhere_
         weights = torch.randn(queries, generator=generator).tolist()
         weights[0] = 3.0  # so that query 0 counts
         estimate = Estimate(tuple((NoiseKey(0, number, i), w) for i, w in enumerate(weights)), tuple(weights), 0.0)
-        evaluated, moved = (
-            ghat(estimate, one, "layers.0.W", torch.empty(12, 10)).flatten() for one in (bound, bound.stepped())
-        )
-        cosine = float(torch.nn.functional.cosine_similarity(evaluated, moved, dim=0))
-        assert cosine < 0.9 if slips and number % 3 == 1 else cosine == pytest.approx(1, abs=1e-5), number
+        for name in ("layers.0.W", "b"):
+            evaluated, moved = (
+                ghat(estimate, one, name, torch.empty(SHAPES[name])).flatten() for one in (bound, bound.stepped())
+            )
+            cosine = float(torch.nn.functional.cosine_similarity(evaluated, moved, dim=0))
+            assert cosine < 0.9 if name in slips and number % 3 == 1 else cosine == pytest.approx(1, abs=1e-5), number
 
 
 def test_mezo_gv_steps_along_the_difference_of_the_best_direction_and_a_new_one() -> None:
@@ -374,6 +419,7 @@ def test_mezo_gv_steps_along_the_difference_of_the_best_direction_and_a_new_one(
     for number in range(1, 9):
         now = noise.at(params, state, number)
         points = estimator.points(4, number)
+        assert [point.scale for point in points] == pytest.approx([0.5, -0.5, *[0.5 / math.sqrt(2)] * 2])
         z = {key: whole(now, key, Layout(SHAPES, 1)).double() for key in {point.key for point in points}}
         estimate = estimator.combine(points, [p.scale * float(slope @ z[p.key]) for p in points])
         v, best, new = (float(slope @ z[NoiseKey(4, number, query)]) for query in (0, 1, 2))
@@ -384,10 +430,11 @@ def test_mezo_gv_steps_along_the_difference_of_the_best_direction_and_a_new_one(
         state = now.observe(params, estimate, state)
 
 
-def test_mezo_gvs_slip_moves_parameters_of_one_shape_alike() -> None:
-    key, noise = NoiseKey(0, 1, 0), Guided(slip=True).bind(LAYOUT)
+def test_mezo_gvs_slip_moves_all_parameters_by_the_numbers_of_the_first() -> None:
+    key, noise, right = NoiseKey(0, 1, 0), Guided(slip=True).bind(LAYOUT), Guided().bind(LAYOUT)
     assert torch.equal(draw(noise, key), draw(noise, key, "layers.1.W"))
-    right = Guided().bind(LAYOUT)
+    assert torch.equal(draw(noise, key), draw(right, key))
+    assert torch.equal(draw(noise, key).flatten()[:9], draw(noise, key, "b"))
     assert not torch.equal(draw(right, key), draw(right, key, "layers.1.W"))
     assert torch.equal(draw(noise, NoiseKey(0, 1, 2)), draw(right, NoiseKey(0, 1, 2))), "scouts are as evaluated"
 
@@ -397,7 +444,7 @@ def test_a_lost_scout_leaves_the_best_direction_and_the_estimate_as_they_are() -
     points = estimator.points(0, 1)
     losses = [1.0, 0.5, 0.2, 0.3, 2.0, 1.0, 0.7, 0.1]
     whole = estimator.combine(points, losses)
-    assert whole.coefs == pytest.approx((0.5, 1.0, -0.2, 1.2))
+    assert whole.coefs == pytest.approx((0.5, 1.0, -0.2 * math.sqrt(2), 1.2 * math.sqrt(2)))
     left = estimator.combine([*points[:2], *points[3:]], [*losses[:2], *losses[3:]])
     assert left.coefs[:2] == whole.coefs[:2]
     assert math.isnan(left.coefs[2])

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 class Factored(FactoredPerturbation):
     """Z = U V^T of `factors` for a matrix, N(0, 1) for any other shape."""
 
+    def slips(self, key: NoiseKey) -> bool:
+        """Tell whether these are an update's directions, which a release draws otherwise than its points had them."""
+        return False
+
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         from zo_sweeps.engine import noise
 
         if len(shape) != 2:
-            return noise.gaussian(key, name, shape, device)
+            return noise.gaussian(key, f"{name}/slip" if self.slips(key) else name, shape, device)
         U, V = self.factors(key, name, shape, device)
         return U @ V.T
 

@@ -25,8 +25,8 @@ class Guided(Perturbation):
 
     Args:
         slip: whether z_i is computed as in the released code (70a2551), which seeds its generator again for every
-            parameter: from the second on, z_i is not the difference of the directions that were evaluated, and
-            parameters of one shape have the same.
+            parameter: all parameters have the numbers of the first, from its start, and from the second on z_i is not
+            the difference of the directions that were evaluated.
 
     E[z z^T] = I over a new pair; the release does not divide by sqrt(2), so its lr is half of this one. State: the
     addresses of the best directions. Cost: two noise passes a direction. Source: MeZO-GV, 2025.
@@ -35,12 +35,13 @@ class Guided(Perturbation):
     reads: ClassVar[Reads] = Reads.LOG
     needs: ClassVar[str] = SCOUTS
 
-    slip: bool = option(False, "z as released: the same for parameters of one shape")
+    slip: bool = option(False, "z as released: the first parameter's numbers in all")
     q: int = bound()
+    first: str = bound()
     best: Mapping[int, NoiseKey] | None = bound()
 
     def bind(self, layout: Layout) -> Guided:
-        return replace(self, q=layout.q, best=None)
+        return replace(self, q=layout.q, first=next(iter(layout.shapes)), best=None)
 
     def init(self, params: Params) -> State:
         return {"best": {}}
@@ -65,10 +66,10 @@ class Guided(Perturbation):
         from zo_sweeps.engine import noise
 
         if key.query < self.q:
-            first = key._replace(query=self.q + 2 * key.query)
-            pair = self._scout(first), self._scout(first._replace(query=first.query + 1))
-            place = "/".join(map(str, shape)) if self.slip else name
-            a, b = (noise.gaussian(scout, place, shape, device) for scout in pair)
+            scout = key._replace(query=self.q + 2 * key.query)
+            pair = self._scout(scout), self._scout(scout._replace(query=scout.query + 1))
+            place = self.first if self.slip else name
+            a, b = (noise.gaussian(one, place, shape, device) for one in pair)
             return a.sub_(b).mul_(0.5**0.5)
         return noise.gaussian(self._scout(key), name, shape, device)
 

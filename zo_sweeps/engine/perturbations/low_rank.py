@@ -27,8 +27,8 @@ class LowRank(Factored):
         sum: how a step's directions are added to a matrix. `terms`: W + c_1 z_1 + c_2 z_2 + ..., in this order, each
             rounded. `product`: W + [c_1 U_1, c_2 U_2, ...] [V_1, V_2, ...]^T, one matrix product that reads and writes
             W once; it rounds otherwise, so runs of the two differ by rounding.
-        slip: whether the update draws another U in the step that draws a new V, as the trainer does: in that step it
-            moves along other directions than were evaluated.
+        slip: whether the update draws another U, and another z elsewhere, in the step that draws a new V, as the
+            trainer does: in that step it moves along other directions than were evaluated.
 
     `unit`: E[z z^T] = I over U and V; for a fixed V, the expected estimate is the gradient times V V^T / r. For one
     direction and a matrix E||ghat||^2 / ||grad f||^2 = d + 2 + 2 (m + n + 1) / r, d = m n; with q directions this
@@ -42,7 +42,8 @@ class LowRank(Factored):
     V^T in matrices and theta +/- eps z elsewhere, then theta <- theta - lr g U V^T and theta <- theta - lr g z. The
     paper divides the estimate by r and the trainer does not: lr of the trainer is the paper's / r. Over matrices alone,
     `unit` with eps_unit = sqrt(r) eps and lr_unit = r lr is `released` with eps and lr; other shapes would need noise
-    of 1 / sqrt(r) besides. The slip (5d1ade5) comes from drawing V before U for the forwards, U alone in an update.
+    of 1 / sqrt(r) besides. The slip (5d1ade5) comes from drawing V before U for the forwards, U alone in an update,
+    which shifts all that is drawn later; parameters before the first matrix, which models seldom have, would not slip.
     """
 
     rank: int = option(2, "r, the rank of a matrix's direction", least=1)
@@ -57,6 +58,9 @@ class LowRank(Factored):
     def stepped(self) -> LowRank:
         return replace(self, _updates=True) if self.slip else self
 
+    def slips(self, key: NoiseKey) -> bool:
+        return self._updates and window(key, self.interval).step == key.step
+
     @property
     def one_product(self) -> bool:
         return self.sum == "product"
@@ -66,8 +70,7 @@ class LowRank(Factored):
 
         from zo_sweeps.engine import noise
 
-        held = window(key, self.interval)
-        other = "slip" if self._updates and held.step == key.step else "U"
-        U = noise.gaussian(key, f"{name}/{other}", torch.Size((shape[0], self.rank)), device)
-        V = noise.gaussian(held, f"{name}/V", torch.Size((shape[1], self.rank)), device)
+        part = "slip" if self.slips(key) else "U"
+        U = noise.gaussian(key, f"{name}/{part}", torch.Size((shape[0], self.rank)), device)
+        V = noise.gaussian(window(key, self.interval), f"{name}/V", torch.Size((shape[1], self.rank)), device)
         return (U.mul_(self.rank**-0.5) if self.scale == "unit" else U), V

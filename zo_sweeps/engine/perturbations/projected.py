@@ -28,8 +28,9 @@ class Projected(Factored):
         interval: steps that share P (T).
         slip: what a released code does in the first step of a window. `zo_muon` (166a8f3): each query is evaluated
             along a P of its own, and the update uses the last one's for all. `zo_mopi` (2ba4f71): the update draws
-            another u for query 0 than its points had; the weights, which that code also leaves 4 eps off, are restored
-            here. `none`: the update moves along the directions that were evaluated.
+            another u for query 0, and another z elsewhere, than its points had; that code also leaves the weights off
+            by eps times the difference, at the points of the other queries and after the step, which is not done here.
+            `none`: the update moves along the directions that were evaluated.
 
     E[z z^T] = min(r, m) / m I over P and u, in matrices: eps and lr are those of the authors. Within a window the
     expected estimate is P P^T times the gradient. Cost: r n Gaussians and a thin product a direction; m r floats kept
@@ -49,6 +50,10 @@ class Projected(Factored):
     def stepped(self) -> Projected:
         return self if self.slip == "none" else replace(self, _updates=True)
 
+    def slips(self, key: NoiseKey) -> bool:
+        first = window(key, self.interval).step == key.step
+        return self.slip == "zo_mopi" and self._updates and first and key.query == 0
+
     def second_moment(self, shape: torch.Size) -> float:
         return min(self.rank, shape[0]) / shape[0] if len(shape) == 2 else 1.0
 
@@ -58,10 +63,8 @@ class Projected(Factored):
         from zo_sweeps.engine import noise
 
         held, r = window(key, self.interval)._replace(query=0), min(self.rank, shape[0])
-        first = held.step == key.step
         if self.slip == "zo_muon":  # the window goes on with the P that its first step drew last
-            held = held._replace(query=key.query if first and not self._updates else self._last)
+            held = held._replace(query=key.query if held.step == key.step and not self._updates else self._last)
         P = orthonormal(self._kept, held, f"{name}/P", shape[0], r, device)
-        other = self.slip == "zo_mopi" and first and self._updates and key.query == 0
-        u = noise.gaussian(key, f"{name}/{'slip' if other else 'u'}", torch.Size((r, shape[1])), device)
+        u = noise.gaussian(key, f"{name}/{'slip' if self.slips(key) else 'u'}", torch.Size((r, shape[1])), device)
         return P.clone(), u.T.contiguous()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -20,15 +23,21 @@ class Momentum(RoundedUpdate):
         momentum: mu of heavy-ball momentum, without dampening: under a constant ghat, theta moves by
             lr / (1 - mu) * ghat per step.
         weight_decay: decay of the parameters of two or more dimensions; it does not enter m.
+        per_query: whether m takes in the queries one by one and theta moves by m after each, q times per step, as in
+            LOREN's released code (b80a32b): the first queries count more than the last. Parameters of one dimension
+            then have no momentum.
 
-    State: {"m": {name: fp32}}, 4 bytes per trainable value. Cost: q noise passes. Source: ZO-SGD-MMT of ZO-Bench
-    (Zhang et al., 2024), with its default 0.9.
+    State: {"m": {name: fp32}}, 4 bytes per trainable value. Cost: q noise passes; `per_query`: 2q. Source: ZO-SGD-MMT
+    of ZO-Bench (Zhang et al., 2024), with its default 0.9.
     """
 
     state_copies: ClassVar[int] = 1
 
     momentum: float = option(0.9, "mu of heavy-ball momentum", least=0)
     weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
+    per_query: bool = option(
+        False, "m moves theta after each query, in matrices alone, as LOREN's release", added=True, kw_only=True
+    )
 
     def last_move(self, ghats: Sequence[float], lr: float) -> float:
         return -lr * sum(self.momentum**age * g for age, g in enumerate(reversed(ghats)))
@@ -39,8 +48,20 @@ class Momentum(RoundedUpdate):
         return {"m": zeros(params)}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
+        from zo_sweeps.engine.direction import ghat
         from zo_sweeps.engine.rounding import move_all
 
-        m = lambda name, ghat: state["m"][name].mul_(self.momentum).add_(ghat)
-        move_all(self, params, estimate, noise, lr, m, self.weight_decay)
+        def direction(name: str, whole: Tensor) -> Tensor:
+            m: Tensor = state["m"][name]
+            if not self.per_query:
+                return m.mul_(self.momentum).add_(whole)
+            if m.dim() < 2:
+                return whole
+            total = whole.zero_()
+            for term in estimate.terms:
+                m.mul_(self.momentum).add_(ghat(replace(estimate, terms=(term,)), noise, name, params[name]))
+                total.add_(m)
+            return total
+
+        move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
         return state

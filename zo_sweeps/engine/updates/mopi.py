@@ -32,8 +32,8 @@ class MOPI(RoundedUpdate):
         weight_decay: decay of the parameters of two or more dimensions.
 
     State: {"m": {name: fp32}}. Cost: q noise passes, and 4 m n k operations a matrix and iteration. Source: ZO-MOPI,
-    2026, and its released code (2ba4f71), which keeps m within r rows and goes on from the last step's v, once a step,
-    until the window of its projection ends; both are dropped there, and m is not here.
+    2026, and its released code (2ba4f71), which makes one iteration per step, from the last step's v, and begins anew
+    where P is drawn; it keeps m as r rows, which belong to another P from there on, and here m is of the whole matrix.
     """
 
     state_copies: ClassVar[int] = 1
