@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plan.common import configs, named
+from tests.plan.common import changed, configs, named, planned
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.methods.parts import Train
 from zo_sweeps.plan.as_written import altered
+from zo_sweeps.schedule.halving import groups, searches
 
 HALVING = "train.halving=[0.5]"
 
@@ -48,3 +49,37 @@ def test_the_note_says_where_and_published_numbers_stay() -> None:
     assert altered(
         named("pezo_table3", "train.eval_every=250"), Composer(["+grid=pezo_table3", "train.eval_every=250"])
     )
+
+
+SEARCH = {"select": {"seeds": 1}, "seeds": [0, 1, 2]}
+
+
+def test_trials_of_further_seeds_are_others_and_name_what_they_depend_on(tmp_path) -> None:
+    grid, whole = changed(**SEARCH), changed(seeds=[0, 1, 2])
+    plan, without = planned(tmp_path, grid), planned(tmp_path, whole)
+    first = [cell.trial_id for cell in plan.cells if cell.seed == 0]
+    assert first == [cell.trial_id for cell in without.cells if cell.seed == 0], "they run in full"
+    others = {cell.trial_id for cell in plan.cells if cell.seed > 0}
+    assert len(others - {*without.every}) == 4
+    (search,) = searches(plan)
+    assert [len(ids) for pair in search.settings for ids in pair] == [1, 2, 1, 2]
+    grid["blocks"]["zo"]["axes"]["update"]["lr"].append(1.0)
+    again = planned(tmp_path, grid)
+    assert not others & {*again.every}, "another search may select another setting"
+    assert {*first} < {*again.every}
+
+
+def test_a_row_without_a_search_runs_every_seed(tmp_path) -> None:
+    grid = changed(**SEARCH)
+    grid["blocks"]["zo"]["axes"]["update"]["lr"] = [0.1]
+    assert searches(planned(tmp_path, grid)) == []
+    del grid["select"]
+    assert {*planned(tmp_path, grid).every} == {*planned(tmp_path, changed(**grid)).every}
+
+
+def test_rungs_are_of_the_search_and_the_confirmed_setting_runs_in_full(tmp_path) -> None:
+    plan = planned(tmp_path, changed(**SEARCH), "train.halving=[0.5]")
+    by_seed = {cell.seed: plan.every[cell.trial_id].config.train for cell in plan.cells}
+    assert (bool(by_seed[0].rungs), by_seed[1].rungs) == (True, ())
+    assert len(groups(plan)) == len(searches(plan)) == 1
+    assert {len(ids) for ids in groups(plan)[0].settings} == {1}

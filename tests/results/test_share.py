@@ -577,3 +577,35 @@ def test_a_trial_of_a_gpu_is_computed_again_on_the_reader_s_machine() -> None:
     for kind, device in {"cuda": "cuda" if torch.cuda.is_available() else "cpu", "cpu": "cpu"}.items():
         named = replace(config, device=replace(config.device, name=kind, kind=kind))
         assert torch_device(verify._here(named, verify.Copies()).device) == device
+
+
+def test_a_search_goes_on_from_one_s_own_archive_on_another_machine(
+    swept: Swept, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = {**GRID, "select": {"seeds": 1}, "blocks": {"zo": GRID["blocks"]["zo"]}}
+    grid["tables"] = {"accuracy": {"layout": "accuracy"}}
+    there, here, file = tmp_path / "there", tmp_path / "here", tmp_path / "part.tar.xz"
+    conf = ["--config-dir", str(write_grid(tmp_path / "conf", grid))]
+    frame = zo_sweeps.run("tiny", swept.words, there, [conf[1]])
+    assert sorted(frame["state"]) == ["DIVERGED", "STOPPED", "SUCCEEDED", "SUCCEEDED"]
+    confirming = frame[(frame["seed"] == 1) & (frame["state"] == "SUCCEEDED")]["trial_id"].item()
+    ledger = there / "ledger.jsonl"  # it was not run there yet
+    lines = [line for line in ledger.read_text().splitlines(keepends=True) if confirming not in line]
+    ledger.write_text("".join(lines))
+    words = ["+grid=tiny", *conf]
+    assert main(["export", *words, f"state_dir={there}", "--out", str(file), "--key", str(swept.key)]) == 0
+    status, text = said(capsys, "verify", file, *swept.copies, *conf)
+    assert status == 0
+    assert "1 trials were not run: others of their cell were selected" in text
+
+    own = ("import", file, *words, f"state_dir={here}", "--own")
+    status, text = said(capsys, *own, swept.key)
+    assert (status, "3 trials of Three kinds of trial are new" in text) == (0, True)
+    assert "0 trials of" in said(capsys, *own, swept.key)[1]
+    frame = zo_sweeps.run("tiny", swept.words, here, [conf[1]])
+    assert confirming in {*frame["trial_id"]}
+    assert (here / "ledger.jsonl").read_text().count('"RUNNING"') == 1, "one trial alone was left to run"
+
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "another"], check=True)
+    status, text = said(capsys, *own, tmp_path / "another")
+    assert (status, "and not by" in text) == (2, True)

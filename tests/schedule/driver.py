@@ -11,7 +11,7 @@ from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.backend import Backend
-from zo_sweeps.schedule.halving import Rungs
+from zo_sweeps.schedule.halving import Confirmation, Rungs
 from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
@@ -31,6 +31,7 @@ def sweep(state: Path, trials: list[Trial], backend: Backend | None = None, **op
     observers = (
         Caps(take("meter", Meter())), OneCause(take("rows")), Remarks(), Waits(),
         Watch(take("on_update", lambda snapshot: None), take("predictions")), Rungs(take("groups", ())),
+        Confirmation(take("searches", ())),
     )  # fmt: skip
     with Ledger(state) as ledger:
         backend = backend or InlineBackend(TARGET, threads=0)

@@ -13,7 +13,7 @@ from zo_sweeps.core.events import Rung, ScoredDev, ScoredTest
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.backend import Finished, Lost, Progress
-from zo_sweeps.schedule.halving import Halving, Rivals, best
+from zo_sweeps.schedule.halving import Halving, Rivals, Search, best
 
 
 @pytest.mark.parametrize(
@@ -120,3 +120,61 @@ def test_a_rerun_takes_the_recorded_decision(tmp_path):
     sweep(tmp_path, trials, groups=[group])
     assert sweep(tmp_path, trials, groups=[group], rerun=frozenset({"b1", "c0"})).ran == 2
     assert states(tmp_path) == EXPECTED
+
+
+def confirmed(folder, *, diverges=(), fails=()):
+    """Three settings of three seeds, compared at the first; dev/loss grows with the steps, so b is best, then c."""
+    steps = {"a": 5, "b": 3, "c": 4}
+    trials = [
+        fakes.trial(
+            folder, f"{name}{seed}", steps=steps[name], ends="DIVERGED" if f"{name}{seed}" in diverges else "SUCCEEDED",
+            raises=[1, 2, 3] if f"{name}{seed}" in fails else [],
+        )
+        for name in steps
+        for seed in (0, 1, 2)
+    ]  # fmt: skip
+    return trials, Search(tuple(((f"{n}0",), (f"{n}1", f"{n}2")) for n in steps), "dev/loss", 1.0)
+
+
+def test_the_setting_selected_at_the_first_seed_alone_runs_the_others(tmp_path):
+    trials, search = confirmed(tmp_path / "w")
+    order = []
+    summary = sweep(tmp_path, trials, searches=[search], on_events=order.append)
+    assert {name for name, state in states(tmp_path).items() if state == "SUCCEEDED"} == {"a0", "b0", "c0", "b1", "b2"}
+    assert summary.counts == {TrialState.SUCCEEDED: 5, TrialState.STOPPED: 4}
+    assert min(map(order.index, ("b1", "b2"))) > max(map(order.index, ("a0", "b0", "c0")))
+    assert fakes.log_of(tmp_path / "w", "a1") == [], "it never began"
+    assert results(tmp_path)["a1"][2] == 0
+    assert sweep(tmp_path, trials, searches=[search]).ran == 0
+
+
+def test_a_selection_is_made_again_from_the_results_alone(tmp_path):
+    trials, search = confirmed(tmp_path / "w")
+    sweep(tmp_path, [trial for trial in trials if trial.trial_id in ("a0", "b0", "b1", "c0")])
+    assert sweep(tmp_path, trials, searches=[search]).ran == 5, "one confirms, and four are stopped"
+    assert states(tmp_path)["b2"] == "SUCCEEDED"
+
+
+def test_the_next_best_setting_is_selected_when_one_diverges_at_a_further_seed(tmp_path):
+    trials, search = confirmed(tmp_path / "w", diverges={"b2"})
+    sweep(tmp_path, trials, searches=[search])
+    found = states(tmp_path)
+    assert {name: found[name] for name in ("b1", "b2", "c1", "c2", "a1", "a2")} == {
+        "b1": "SUCCEEDED", "b2": "DIVERGED", "c1": "SUCCEEDED", "c2": "SUCCEEDED", "a1": "STOPPED", "a2": "STOPPED",
+    }  # fmt: skip
+
+
+def test_a_setting_that_diverged_at_the_first_seed_is_not_selected(tmp_path):
+    trials, search = confirmed(tmp_path / "w", diverges={"b0"})
+    sweep(tmp_path, trials, searches=[search])
+    assert [name for name, state in states(tmp_path).items() if state == "STOPPED"] == ["a1", "a2", "b1", "b2"]
+    trials, search = confirmed(tmp_path / "x", diverges={"a0", "b0", "c0"})
+    assert sweep(tmp_path / "none", trials, searches=[search]).counts[TrialState.STOPPED] == 6
+
+
+def test_others_are_not_stopped_while_the_selected_setting_lacks_a_seed(tmp_path):
+    trials, search = confirmed(tmp_path / "w", fails={"b2"})
+    said = []
+    summary = sweep(tmp_path, trials, searches=[search], say=said.append)
+    assert summary.counts[TrialState.PENDING] == 4
+    assert "4 trials wait for a setting to be selected, at whose seeds trials have failed" in said

@@ -20,7 +20,7 @@ from zo_sweeps.record import archive
 from zo_sweeps.record.archive import Archive
 from zo_sweeps.record.commands import Command
 from zo_sweeps.results.exchange import share, unbacked
-from zo_sweeps.results.imported import take_in
+from zo_sweeps.results.imported import go_on, take_in
 from zo_sweeps.schedule.ledger import read_standing
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ def _verified(source: Archive, file: str, findings: Iterable[Finding], to: Conso
 def import_(given: Sequence[str]) -> int:
     """Show the results in a file of `export` below your own, in the tables of the same grid, labelled."""
     parser = grid_parser("import", import_.__doc__)
+    text = "private key that signed it: its trials become your own, and a sweep goes on from there"
+    parser.add_argument("--own", type=expanduser, metavar="FILE", help=text)
     parser.add_argument("--key", type=expanduser, metavar="FILE", help="public key that must have signed it")
     options = parse(parser, given)
     files = trial_ids(options)
@@ -113,6 +115,13 @@ def import_(given: Sequence[str]) -> int:
         raise UserError(f"{len(files)} files to import", fix="give one file, as `export` writes it")
     composer, to = Composer(options.overrides, options.config_dir), console()
     source = archive.read(Path(expanduser(files[0])), Path(options.key) if options.key else None)
+    if options.own:
+        n = go_on(source, composer.run.folder, composer, Path(options.own))
+        say(
+            to,
+            f"{n} trials of {source.title} are new in {composer.run.state_dir}; the sweep's own command goes on there",
+        )
+        return 0
     made = take_in(source, composer.run.folder, composer)
     table = Command.of([f"+grid={source.grid}", *options.overrides], options.config_dir).table
     say(to, f"{'imported' if made.new else 'imported before'}: {source.title}, {made.trials} trials")

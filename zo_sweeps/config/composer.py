@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from zo_sweeps.config.command_line import OPEN, PLACE, CommandLine, Forced, quoted
 from zo_sweeps.config.messages import explained, nested, siblings, strangers
 from zo_sweeps.config.parsed_files import closed, loaded, use
-from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, Config, OnConfig, RunConfig
+from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, BlockConfig, Config, OnConfig, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import conf_dir, folder_at, reading
 from zo_sweeps.methods import registry
@@ -168,6 +168,10 @@ class Composer:
         for key, part in typed.items():
             for path, kind in nested(part, key):
                 raise UserError(f"{path} has the wrong type", where=origin(path), fix=f"it must be {kind}")
+        grid = typed["grid"]
+        if known := {*grid.entrants} & {*grid.blocks}:
+            raise UserError(f"{' and '.join(sorted(known))} of grid.entrants is a block", where=origin("grid.entrants"))
+        grid.blocks |= {method: BlockConfig(fixed={"method": method}) for method in grid.entrants}
         typed["budget"] = read(Budget, asdict(typed["budget"]), "budget", origin)
         return RunConfig(executor=executor, state_dir=composed.state_dir, **typed)
 
@@ -240,6 +244,14 @@ class Composer:
         preset = self._cached((("method", method),))
         kind = NamedMethod.read(preset["method"], "method", self.locate({"method": method})).kind
         return str(preset[axis]["name"]) if axis in kind.parts else None
+
+    def option_of(self, choices: Mapping[str, Any], key: str) -> Any:
+        """Return an option of one of a method's axes, as these choices have it; None if its trials do not use it."""
+        groups = {group: str(name) for group, name in choices.items() if group in METHOD}
+        axis, _, option = key.partition(".")
+        if self.member_of(groups.get("method") or self._chosen["method"], axis) is None:
+            return None
+        return self.trial_part(groups)[axis].get(option)
 
     def _drop(self, composed: Mapping[str, Any], choices: Mapping[str, str]) -> None:
         """Drop the options that a preset sets for its own member of an axis and that the chosen member lacks."""

@@ -139,6 +139,7 @@ class BlockConfig:
 class SelectConfig:
     metric: str = "dev/loss"
     mode: str = "min"
+    seeds: int | None = None  # the first seeds, at which settings are compared; the others run the selected one alone
 
 
 @dataclass
@@ -165,7 +166,9 @@ class GridTable:
     layout: str = "accuracy"  # a file of conf/table
     published: str | None = None  # paper/table of conf/paper
     title: str = ""
-    rows: dict[str, str] = field(default_factory=dict)  # block -> row name, as published; "": its label, not published
+    rows: dict[str, str] = field(
+        default_factory=dict
+    )  # block -> row name, as published; "": its label; {}: every block
     over: dict[str, str] = field(default_factory=dict)  # row -> the block divided by it, for a layout that is a ratio
     beyond: str = ""  # of a ratio: a block that is subtracted from both
     footnotes: list[str] = field(default_factory=list)
@@ -207,10 +210,12 @@ class GridConfig:
     axes: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)  # name -> its fixed values, `label`; if they are not tasks
     seeds: list[int] = field(default_factory=lambda: [0])
+    rates: list[float] = field(default_factory=list)  # an axis: factors of the update.lr of each row that has one
     relabel: bool = False  # run rows and columns with overrides of what they fix, under labels that name these
     select: SelectConfig = field(default_factory=SelectConfig)
     exclude: list[dict[str, Any]] = field(default_factory=list)
     blocks: dict[str, BlockConfig] = field(default_factory=dict)
+    entrants: list[str] = field(default_factory=list)  # methods that join as blocks, under the same rules
     tables: dict[str, GridTable] = field(default_factory=dict)
     figures: dict[str, GridFigure] = field(default_factory=dict)  # {}: convergence curves of all blocks
 

@@ -285,6 +285,11 @@ class Outcome(Shape):
     def __post_init__(self) -> None:
         DeviceRecord.read(self.device)
 
+    @property
+    def never_ran(self) -> bool:
+        """Whether its trial was stopped before its first step: another setting was selected."""
+        return self.state is TrialState.STOPPED and not self.steps_done
+
 
 @dataclass(frozen=True)
 class Sharing:

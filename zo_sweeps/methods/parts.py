@@ -200,6 +200,12 @@ class Train(Checked):
 
     steps: int = option(0, "optimization steps", least=0)
     batch: int | None = option(None, "B, examples per minibatch; null: effective_batch / q", least=1)
+    examples: int | None = option(
+        None,
+        "examples that a trial forwards, a backward pass being two; gives its steps, and eval_every is in examples too",
+        least=1,
+        identity=False,
+    )
     effective_batch: int = option(16, "E = q * B, examples times directions per step", least=1, identity=False)
     eval_every: int = option(500, "steps between evaluations on dev", least=1)
     max_length: int = option(2048, "tokens per sequence", least=1)

@@ -8,6 +8,7 @@ changes its result differs: trials are keyed by their fingerprint.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -184,7 +185,7 @@ class _Draft:
 
     def _cell(self, name: str, needs: Availability, setting: Setting, row: str, columns: Mapping[str, str]) -> None:
         config = needs.config
-        searched = {key: value for key, value in setting.searched.items() if config.uses(key)}
+        searched = used(setting.searched, config)
         trial_id = needs.config.trial_id()
         column = setting.column or config.task.name
         if trial_id not in self.trials:
@@ -402,26 +403,48 @@ def _caveats(
 
 
 def among(drafts: Sequence[tuple[Availability, Setting]], rule: SelectConfig) -> Iterator[tuple[Availability, Setting]]:
-    """Yield a row's trials in order; those with rungs have the digest of their column's trials and the rule."""
-    columns: dict[str, list[str]] = {}
+    """Yield a row's trials in order; those that depend on others have the digest of these and of the rule.
+
+    These are trials with rungs, and with `rule.seeds` a search's trials of further seeds, which run in full or not at
+    all: see `schedule.halving`.
+    """
+    seeds = [*dict.fromkeys(setting.values["seed"] for _, setting in drafts)][: rule.seeds]
+    for _, column in itertools.groupby(drafts, key=lambda draft: draft[1].column or draft[0].config.task.name):
+        yield from _of_column([*column], seeds, rule)
+
+
+def _of_column(
+    drafts: Sequence[tuple[Availability, Setting]], seeds: Sequence[int], rule: SelectConfig
+) -> Iterator[tuple[Availability, Setting]]:
+    digest = lambda configs: fingerprint([rule.metric, rule.mode, [config.trial_id() for config in configs]])
+    first = [needs.config for needs, setting in drafts if setting.values["seed"] in seeds]
+    rungs, search = digest(config for config in first if has_rungs(config)), digest(first)
+    searched = {fingerprint([used(setting.searched, needs.config)]) for needs, setting in drafts}
+    whole: dict[str, Any] = {"halving": (), "halving_keep": Train.halving_keep}  # the same trial as without the option
     for needs, setting in drafts:
-        if has_rungs(needs.config):
-            columns.setdefault(setting.column or needs.config.task.name, []).append(needs.config.trial_id())
-    digests = {column: fingerprint([rule.metric, rule.mode, ids]) for column, ids in columns.items()}
-    for needs, setting in drafts:
-        config = needs.config
-        if has_rungs(config):
-            train = replace(config.train, halving_among=digests[setting.column or needs.config.task.name])
-            needs = replace(needs, config=replace(config, train=train))
-        elif config.train.halving:  # it runs in full, and so it is the same trial as without the option
-            train = replace(config.train, halving=(), halving_keep=Train.halving_keep)
-            needs = replace(needs, config=replace(config, train=train))
-        yield needs, setting
+        config, change = needs.config, dict[str, Any]()
+        if setting.values["seed"] not in seeds and len(searched) > 1 and config.method.kind.trains:
+            change = {**whole, "halving_among": search}
+        elif has_rungs(config):
+            change = {"halving_among": rungs}
+        elif config.train.halving:
+            change = whole
+        yield replace(needs, config=replace(config, train=replace(config.train, **change))), setting
+
+
+def used(searched: Mapping[str, Any], config: TrialConfig) -> dict[str, Any]:
+    """Return those of the searched values that a trial's kind uses."""
+    return {key: value for key, value in searched.items() if config.uses(key)}
 
 
 def has_rungs(config: TrialConfig) -> bool:
     """Return whether the trial is compared with others at rungs: its kind can pause, and resume from the log."""
     return bool(config.train.rungs) and config.method.kind.resumes
+
+
+def confirms(config: TrialConfig) -> bool:
+    """Return whether the trial runs only if its setting is the one that was selected at the first seeds."""
+    return bool(config.train.halving_among) and not config.train.halving
 
 
 def moved(configs: Iterable[TrialConfig]) -> str:

@@ -13,6 +13,8 @@ from zo_sweeps.config.schema import TRIAL_GROUPS, BlockConfig, GridConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.overrides import Overrides, Promise
 
+LR = "update.lr"  # whose axis `grid.rates` is
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -48,9 +50,13 @@ def expand(
     """
     where = f"grid {grid.name}, block {name}"
     forced = composer.forced
-    fixed = {**flatten(grid.fixed), **flatten(block.fixed)}
+    of_block = flatten(block.fixed)
+    fixed = {**flatten(grid.fixed), **of_block}
     axes = {**_axes(grid.axes, where), **_axes(block.axes, where)}
-    own_keys = {*flatten(block.fixed), *_axes(block.axes, where)}
+    own_keys = {*of_block, *_axes(block.axes, where)}
+    if grid.rates and LR not in axes and (lr := fixed.pop(LR, None) or composer.option_of(fixed, LR)):
+        of_block.pop(LR, None)
+        axes[LR] = [float(f"{rate * lr:.2g}") for rate in grid.rates]
     for key in {*fixed} & {*axes}:
         raise UserError(f"{key!r} is both fixed and an axis", where=where)
     default_task = fixed.get("task", composer.trial["task"]["name"])
@@ -58,7 +64,7 @@ def expand(
     exclude = [flatten(entry) for entry in (*grid.exclude, *block.exclude)]
     for column, task, of_column in _columns(grid, forced, axes.get("task"), default_task, where):
         per_task = flatten(block.per_task.get(column or task, {}))
-        promise = Promise(flatten(grid.fixed), flatten(block.fixed), of_column, per_task, axes, task)
+        promise = Promise(flatten(grid.fixed), of_block, of_column, per_task, axes, task)
         if (kept := overrides.at(promise, name, column or task)) is None:
             continue
         of_column = {key: value for key, value in of_column.items() if key != "task"}

@@ -40,7 +40,7 @@ def shown(grid: GridConfig, left_out: Collection[str]) -> GridConfig:
         left_out: the blocks and columns that the command line removed.
 
     Raises UserError for a block or column that the grid never had, a difference about nothing known, and a table
-    without rows.
+    with published numbers and without rows.
     """
 
     def kept(of: Mapping[str, str], where: str) -> dict[str, str]:
@@ -77,7 +77,11 @@ def shown(grid: GridConfig, left_out: Collection[str]) -> GridConfig:
     tables, figures = {}, {}
     for name, table in grid.tables.items():
         if not table.rows:
-            raise UserError(f"table {name!r} has no rows", where=f"grid {grid.name}", fix="list them as block: name")
+            if table.published:
+                raise UserError(
+                    f"table {name!r} has no rows", where=f"grid {grid.name}", fix="list them as block: name"
+                )
+            table = replace(table, rows=dict.fromkeys(grid.blocks, ""))
         rows, over = compared(table.rows, table.over, f"table {name}")
         kept({table.beyond: ""} if table.beyond else {}, f"table {name}")
         if rows and table.beyond not in left_out:

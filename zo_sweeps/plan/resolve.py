@@ -114,8 +114,12 @@ def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts
     def where(key: str) -> str:
         return given.get(key) or located(key)
 
-    kind = NamedMethod.read(tree["method"], "method", where).kind
+    kind, steps = NamedMethod.read(tree["method"], "method", where).kind, tree["train"]["steps"]
+    if "train.steps" in forced and "train.examples" in forced:
+        raise UserError("train.examples gives the steps", where=PLACE, fix="omit train.steps, or train.examples")
     _scale(tree, composer.run.scale, kind, {*forced, *setting.promise.of_column})  # what a column fixes, no scale cuts
+    if "train.steps" in forced or tree["train"]["steps"] != steps:  # the command line's, or the scale's
+        tree["train"]["examples"] = None
     if tree["split"]["seed"] is None:
         tree["split"]["seed"] = tree["seed"]
     if not kind.trains:
@@ -203,11 +207,15 @@ def _scale(tree: dict[str, Any], scale: ScaleConfig, kind: Kind, forced: Collect
 
 
 def _with_batch(config: TrialConfig) -> TrialConfig:
-    """Fill in B = E / q, and limit eval_every to the number of steps."""
-    train = replace(config.train, eval_every=min(config.train.eval_every, max(config.train.steps, 1)))
-    q = config.estimator.budget if config.method.kind.estimates else 1
+    """Fill in B = E / q and the steps of `examples`, and limit eval_every to the number of steps."""
+    train, q = config.train, config.estimator.budget if config.method.kind.estimates else 1
     if train.batch is None and train.effective_batch % q == 0:
         train = replace(train, batch=train.effective_batch // q)
+    if train.examples is not None and train.batch is not None and config.method.kind.trains:
+        evaluations = max(round(train.examples / train.eval_every), 1)
+        steps = max(train.examples // (config.forwards(1) * train.batch), 1)
+        train = replace(train, steps=steps, eval_every=-(-steps // evaluations))
+    train = replace(train, eval_every=min(train.eval_every, max(train.steps, 1)))
     return replace(config, train=train)
 
 

@@ -198,6 +198,17 @@ def sign(message: bytes, key_file: Path) -> dict[str, str]:
 
     Raises UserError for a file that is none.
     """
+    key = _private(key_file)
+    signature = base64.b64encode(key.sign(PURPOSE + message)).decode()
+    return {"algorithm": ALGORITHM, "key": _line_of(key.public_key()), "signature": signature}
+
+
+def public_of(key_file: Path) -> str:
+    """Return the public key of a private one, as `public_key`. Raises UserError for a file that is none."""
+    return _line_of(_private(key_file).public_key())
+
+
+def _private(key_file: Path) -> Any:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -211,8 +222,7 @@ def sign(message: bytes, key_file: Path) -> dict[str, str]:
         raise UserError(f"not a private key that can be used ({why})", where=str(key_file), fix=MAKE) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise UserError("not an Ed25519 key", where=str(key_file), fix=MAKE)
-    signature = base64.b64encode(key.sign(PURPOSE + message)).decode()
-    return {"algorithm": ALGORITHM, "key": _line_of(key.public_key()), "signature": signature}
+    return key
 
 
 def signer_of(message: bytes, signed: Mapping[str, Any]) -> str:

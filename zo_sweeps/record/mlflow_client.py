@@ -194,6 +194,9 @@ class SweepRuns:
         if began is None or (trial.trial_id, began, path.stat().st_size) in self._complete:
             return False
         events, size = read_events(path)
+        ended = outcome(events)
+        if ended and ended.never_ran:
+            return False
         sent = self._sent.get(trial.trial_id)
         if sent is None or sent.born != began:
             sent = self._sent[trial.trial_id] = self._find_or_make_run(trial, began)
@@ -202,7 +205,6 @@ class SweepRuns:
         points, tags = rows.points(trial, events), {**rows.event_tags(events), **rows.place_tags(events)}
         changed = {key: value for key, value in tags.items() if sent.tags.get(key) != value}
         self._log(sent.run_id, points[sent.points :], sent.params, changed)
-        ended = outcome(events)
         status = rows.RUN_STATUS[ended.state if ended else TrialState.RUNNING]
         if ended:
             self._end(sent.run_id, events)

@@ -7,7 +7,7 @@ trial, or move a terminal's cursor.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +64,8 @@ class _Diverged(Shape):
 _LINES: Mapping[str, type[Shape]] = {"start": _Began, "step": _Step, "scores": _Scores, "diverged": _Diverged}
 
 
-def checked(event: Mapping[str, Any], trial_id: str) -> Mapping[str, Any]:
-    """Return an event of a trial, without fields that no definition names.
+def checked(event: Mapping[str, Any], trial_id: str, ends: Container[TrialState] = ENDS) -> Mapping[str, Any]:
+    """Return an event of a trial, without fields that no definition names; `ends` are the states that it may end in.
 
     Raises ValueError, in one line, unless it has the shape of its type.
     """
@@ -82,17 +82,17 @@ def checked(event: Mapping[str, Any], trial_id: str) -> Mapping[str, Any]:
     events.of_kind(kind, shape, known)
     for name in ("metrics", "covered"):
         _named(known.get(name, {}), kind)
-    return {**known, "outcome": checked_outcome(event["outcome"], trial_id)} if kind == "end" else known
+    return {**known, "outcome": checked_outcome(event["outcome"], trial_id, ends)} if kind == "end" else known
 
 
-def checked_outcome(outcome: Any, trial_id: str) -> Mapping[str, Any]:
+def checked_outcome(outcome: Any, trial_id: str, ends: Container[TrialState] = ENDS) -> Mapping[str, Any]:
     """Return an outcome of a trial. Raises ValueError unless it has an outcome's fields, and is of this trial."""
     ended = events.of_kind("end", Outcome, outcome)
     if strange := outcome.keys() - events.names(Outcome):
         raise ValueError(f"an outcome with an unknown field {min(strange)[:40]!r}")
     if ended.trial_id != trial_id:
         raise ValueError("an outcome of another trial")
-    if ended.state not in ENDS:
+    if ended.state not in ends:
         raise ValueError(f"an outcome with a wrong 'state': {ended.state.value!r} is no end of an attempt")
     _named(ended.metrics, "end")
     return dict(outcome)

@@ -16,6 +16,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, Start, read_event, write_event
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig, texts_of
 from zo_sweeps.plan import stored
@@ -83,14 +84,14 @@ def unpack(source: Archive, folder: Path, composer: Composer, members: Sequence[
     try:
         if not any(name.startswith("journal/") for name in source.files):
             raise ValueError("no trial with a result")
-        journals = JournalStore(folder)
+        journals, ends = JournalStore(folder), {*received.ENDS, TrialState.STOPPED}
         with Ledger(folder) as ledger:
             for name in sorted(source.files):
                 if name.startswith("journal/"):
                     trial_id = Path(name).stem
                     texts = source.files[name].decode().split("\n")[:-1]
                     lines = (received.printable(text, json.loads(text)) for text in texts)
-                    log = [read_event(received.checked(line, trial_id)) for line in lines]
+                    log = [read_event(received.checked(line, trial_id, ends)) for line in lines]
                     ended = outcome(log)
                     if ended is None or not ended.state.is_result:
                         raise ValueError(f"{name} has no result of its trial")

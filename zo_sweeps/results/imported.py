@@ -8,19 +8,24 @@ undo an import, remove its folder.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import new_folder, replace_text
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.record import archive
 from zo_sweeps.record.archive import PLAN, TABLES, Archive
+from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.results import exchange
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.exchange import differences
+from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.cells import CellState, TableCell, place_flags
 
@@ -56,6 +61,32 @@ def take_in(source: Archive, state_dir: Path, composer: Composer) -> Imported:
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}", fix="use state_dir=FOLDER") from None
     return Imported(folder, len(shared.standing.outcomes), new=True)
+
+
+def go_on(source: Archive, state_dir: Path, composer: Composer, key: Path) -> int:
+    """Make the trials of one's own archive trials of a state folder, so that a sweep goes on there; return how many.
+
+    Those that have a result or a journal there are left as they are.
+
+    Args:
+        key: the private key that signed the archive: nobody else's results become one's own.
+
+    Raises UserError if another key signed it, its tables are not those of its logs, or the folder is in use.
+    """
+    if source.key != archive.public_of(key):
+        what = f"signed by {archive.key_fingerprint(source.key)}" if source.key else "not signed"
+        raise UserError(f"{what}, and not by {key}", where="--own", fix="omit --own: it shows others' rows below yours")
+    with TemporaryDirectory(prefix="zo_sweeps-") as name:
+        shared = exchange.unpack(source, Path(name), composer)
+        for line in differences(shared, composer):
+            raise UserError(f"its tables are not those of its logs: {line}", fix="it was changed: ask for it again")
+        with Ledger(state_dir) as ledger, contextlib.closing(JournalStore(state_dir)) as journals:
+            outcomes = shared.standing.outcomes.items()
+            new = {i: outcome for i, outcome in outcomes if i not in ledger.states and not journals.path(i).exists()}
+            for trial_id, outcome in new.items():
+                journals.append(trial_id, shared.journals.read(trial_id))
+                ledger.write(trial_id, outcome.state, error=outcome.error, outcome=outcome)
+    return len(new)
 
 
 def with_imported(tables: Sequence[Table], plan: Plan, composer: Composer) -> list[Table]:

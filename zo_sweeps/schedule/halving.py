@@ -2,6 +2,9 @@
 
 A trial pauses after the evaluation of a rung. When every trial of its group is there, or has ended, a decision is
 written to the journals as `rung` events, each with all trials that go on; it is never made again. Test is not read.
+
+With `grid.select.seeds`, the settings of a cell are compared at the first seeds, and only the selected one has the
+others.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from zo_sweeps.core.events import Event, Rung, ScoredDev
 from zo_sweeps.core.fingerprint import canonical_json
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.build import Plan, has_rungs
+from zo_sweeps.plan.build import Plan, confirms, has_rungs
 from zo_sweeps.schedule.observer import Observer
 
 if TYPE_CHECKING:
@@ -74,6 +77,44 @@ def groups(plan: Plan) -> list[Rivals]:
         )
         for among, settings in made.items()
     ]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The settings of a cell, compared at their first seeds.
+
+    Args:
+        settings: (trial_ids of the first seeds, those of the others) of each setting; settings in plan order.
+        metric, sign: as of `Rivals`.
+    """
+
+    settings: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+    metric: str
+    sign: float
+
+
+def searches(plan: Plan) -> list[Search]:
+    """Return the searches of a plan of which one setting alone has further seeds.
+
+    Raises UserError if a trial of one cannot run here, and others can: these would be compared without it.
+    """
+    rule, found = plan.grid.select, dict[tuple[str, str], dict[str, tuple[list[str], list[str]]]]()
+    for cell in plan.cells:
+        settings = found.setdefault((cell.block, cell.task), {})
+        first, others = settings.setdefault(canonical_json(cell.hyperparameters), ([], []))
+        config = TrialConfig.of(plan.every[cell.trial_id].config)
+        (others if confirms(config) else first).append(cell.trial_id)
+    sign, made = 1.0 if rule.mode == "min" else -1.0, []
+    for (block, column), settings in found.items():
+        ids = [trial_id for pair in settings.values() for of_seeds in pair for trial_id in of_seeds]
+        missing = [plan.missing[trial_id] for trial_id in ids if trial_id in plan.missing]
+        if any(others for _, others in settings.values()) and len(missing) < len(ids):
+            if missing:
+                what = f"grid.select.seeds compares all trials of {block} on {column}, and one cannot run: {missing[0]}"
+                raise UserError(what, fix="leave that row or column out, or grid.select.seeds")
+            pairs = tuple((tuple(first), tuple(others)) for first, others in settings.values())
+            made.append(Search(pairs, rule.metric, sign))
+    return made
 
 
 def best(scores: Sequence[float], keep: float) -> list[int]:
@@ -231,3 +272,83 @@ class Rungs(Observer):
 def _score(event: ScoredDev, metric: str) -> float:
     name = metric.partition("/")[2]
     return float(getattr(event, name) if name in ("loss", "metric") else event.metrics.get(name, math.nan))
+
+
+class Confirmation(Observer):
+    """The searches of a sweep: trials of further seeds wait until a setting is selected at the first ones.
+
+    Those of the other settings are stopped when the selected setting has a success at every seed; if one diverges, the
+    next best is selected, as in a table. What was selected follows from the results, and is not recorded.
+    """
+
+    def __init__(self, searches: Sequence[Search]) -> None:
+        self._searches = searches
+        self._selected: dict[Search, int | None] = {}
+        self._of = {i: (search, n) for search in searches for n, pair in enumerate(search.settings) for i in pair[1]}
+        self._over: set[str] = set()  # trials that have a result, or are not tried again
+
+    def begins(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        every = {i for search in self._searches for pair in search.settings for ids in pair for i in ids}
+        self._over = {trial_id for trial_id in every if trial_id not in sweep.pending.held}
+        for search in self._searches:
+            self._judge(search)
+
+    def ready(self, trial: Trial) -> str:
+        if trial.trial_id not in self._of:
+            return ""
+        search, n = self._of[trial.trial_id]
+        return "" if self._selected.get(search) == n else "its setting is not selected at the first seeds"
+
+    def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
+        trial_id = run.trial.trial_id
+        if again or outcome.state in (TrialState.PAUSED, TrialState.CANCELLED):
+            return
+        if outcome.state is TrialState.STOPPED and trial_id in self._of:  # by the judgement in hand
+            return
+        self._over.add(trial_id)
+        for search in self._searches:
+            if any(trial_id in ids for pair in search.settings for ids in pair) and self._judge(search):
+                self._sweep.pending.sort()
+
+    def looks(self, last: bool = False) -> None:
+        """Say which trials wait for a selection that cannot be made, or confirmed, now."""
+        n, stop = len(self._of.keys() & self._sweep.pending.held.keys()), self._sweep.stop
+        if last and n and not stop.wanted and not stop.over:
+            trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
+            self._sweep.say(f"{trials} for a setting to be selected, at whose seeds trials have failed")
+
+    def _judge(self, search: Search) -> bool:
+        """Select a setting; return whether it is another than before. Stop what needs no run any more."""
+        sweep, before = self._sweep, self._selected.get(search)
+        if not self._over.issuperset(trial_id for first, _ in search.settings for trial_id in first):
+            return False
+        states = sweep.ledger.state
+        scores = [search.sign * self._mean(search, first) for first, _ in search.settings]
+        sound = [
+            n
+            for n, (_, others) in enumerate(search.settings)
+            if not any(states(i) in (TrialState.DIVERGED, TrialState.OUT_OF_MEMORY) for i in others)
+        ]
+        self._selected[search] = selected = min(
+            (n for n in sound if math.isfinite(scores[n])), key=lambda n: scores[n], default=None
+        )
+        if selected is None or all(states(i) is TrialState.SUCCEEDED for i in search.settings[selected][1]):
+            for n, (_, others) in enumerate(search.settings):
+                for trial_id in others if n != selected else ():
+                    self._stop(trial_id)
+        return selected != before
+
+    def _mean(self, search: Search, trial_ids: Sequence[str]) -> float:
+        outcomes = [self._sweep.ledger.outcomes.get(trial_id) for trial_id in trial_ids]
+        values = [
+            one.metrics.get(search.metric, math.nan) if one and one.state is TrialState.SUCCEEDED else math.nan
+            for one in outcomes
+        ]
+        return fmean(values)
+
+    def _stop(self, trial_id: str) -> None:
+        if trial_id in self._sweep.pending.held:
+            trial = self._sweep.trials[trial_id]
+            why = f"stopped at 0 of {trial.steps} steps"
+            self._sweep.conclude(trial, Outcome(trial_id, TrialState.STOPPED, error=why))

@@ -22,7 +22,7 @@ from zo_sweeps.results import past_sweeps, report, sweep_figures
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.facts import plan_facts, spent
 from zo_sweeps.schedule import hooks
-from zo_sweeps.schedule.halving import Rungs, groups
+from zo_sweeps.schedule.halving import Confirmation, Rungs, groups, searches
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.prediction import OPERATIONS, TimePredictions, predictions, slots_here, this_device
@@ -169,6 +169,7 @@ def run(
                         Waits(),
                         Watch(update, predictions_of(plan, ledger, view)),
                         Rungs(groups(plan)),
+                        Confirmation(searches(plan)),
                     ),
                     rerun=rerun,
                     rounds=ORDERS[order](plan, ledger.outcomes),

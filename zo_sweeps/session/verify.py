@@ -87,7 +87,10 @@ def verify(source: Archive, copies: Copies, only: Sequence[str] = ()) -> Iterato
         for name in only:
             if not any(trial_id.startswith(name) for trial_id in held):
                 raise unknown("trial", name, held[:5], where="the archive")
-        chosen = [trial_id for trial_id in held if not only or trial_id.startswith(tuple(only))]
+        ran = [i for i in held if not shared.standing.outcomes[i].never_ran]
+        chosen = [trial_id for trial_id in ran if not only or trial_id.startswith(tuple(only))]
+        if n := len(held) - len(ran):
+            yield Finding(Verdict.ATTESTED, f"{n} trials were not run: others of their cell were selected")
         wrong = set()
         for trial_id in held:
             try:
