@@ -371,7 +371,7 @@ def test_a_ratio_waits_for_both_rows() -> None:
 def test_a_ratio_must_say_over_what() -> None:
     with pytest.raises(UserError, match="row 'inner' names no block to compare with"):
         spec(measure=measure("speedup"), rows=(("inner", "Inner loop"),))
-    with pytest.raises(UserError, match="the measure is no ratio"):
+    with pytest.raises(UserError, match="the measure compares no rows"):
         spec(over={"zo": "zo"})
 
 

@@ -140,7 +140,9 @@ def check_layout(layout: Measure) -> None:
     shown: list[float] = []
     runs = [record(metrics=metrics)]
     rows: dict[str, Any] = {"rows": (("zo", "Ours"),)}
-    if layout.ratio:
+    for order, value in enumerate(layout.example.get("search", ())):
+        runs.append(record({"update.lr": order}, metrics={layout.metric: value}))
+    if layout.ratio or layout.paired:
         runs.append(record(block="other", metrics={**layout.example["over"]}))
         rows["over"] = {"zo": "other"}
     for one in measures:

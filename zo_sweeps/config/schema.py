@@ -169,7 +169,8 @@ class GridTable:
     rows: dict[str, str] = field(
         default_factory=dict
     )  # block -> row name, as published; "": its label; {}: every block
-    over: dict[str, str] = field(default_factory=dict)  # row -> the block divided by it, for a layout that is a ratio
+    over: dict[str, str] = field(default_factory=dict)  # row -> the block that it is compared with, of some layouts
+    against: str = ""  # the block that every other row is compared with, in place of `over`
     beyond: str = ""  # of a ratio: a block that is subtracted from both
     footnotes: list[str] = field(default_factory=list)
     differs: list[GridDifference] = field(default_factory=list)  # of this table alone

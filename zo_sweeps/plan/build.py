@@ -416,7 +416,9 @@ def among(drafts: Sequence[tuple[Availability, Setting]], rule: SelectConfig) ->
 def _of_column(
     drafts: Sequence[tuple[Availability, Setting]], seeds: Sequence[int], rule: SelectConfig
 ) -> Iterator[tuple[Availability, Setting]]:
-    digest = lambda configs: fingerprint([rule.metric, rule.mode, [config.trial_id() for config in configs]])
+    def digest(configs: Iterable[TrialConfig]) -> str:
+        return fingerprint([rule.metric, rule.mode, [config.trial_id() for config in configs]])
+
     first = [needs.config for needs, setting in drafts if setting.values["seed"] in seeds]
     rungs, search = digest(config for config in first if has_rungs(config)), digest(first)
     searched = {fingerprint([used(setting.searched, needs.config)]) for needs, setting in drafts}

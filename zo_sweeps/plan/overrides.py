@@ -82,6 +82,9 @@ def shown(grid: GridConfig, left_out: Collection[str]) -> GridConfig:
                     f"table {name!r} has no rows", where=f"grid {grid.name}", fix="list them as block: name"
                 )
             table = replace(table, rows=dict.fromkeys(grid.blocks, ""))
+        if table.against:
+            pairs = {block: label for block, label in table.rows.items() if block != table.against}
+            table = replace(table, rows=pairs, over=dict.fromkeys(pairs, table.against), against="")
         rows, over = compared(table.rows, table.over, f"table {name}")
         kept({table.beyond: ""} if table.beyond else {}, f"table {name}")
         if rows and table.beyond not in left_out:

@@ -17,7 +17,7 @@ from zo_sweeps.tables.cells import CellState, Extent, Table, TableCell, place_fl
 from zo_sweeps.tables.published import Published
 from zo_sweeps.tables.records import AVERAGE, IN_CELL, LARGEST, MISSING, NOT_RUN, RANK, Flag, Measure, Record, TableSpec
 from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings, so_far
-from zo_sweeps.tables.stats import mean_ranks
+from zo_sweeps.tables.stats import CONFIDENCE, interval, mean_ranks
 
 RANK_DIGITS = 2
 
@@ -54,7 +54,8 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
     for block, _ in spec.rows:
         for column, label in spec.columns:
             number, std = _published(spec, published, block, column, label)
-            cell = (_ratio if spec.measure.ratio else _plain)(spec, column, grouped, block, number)
+            made = _ratio if spec.measure.ratio else _paired if spec.measure.paired else _plain
+            cell = made(spec, column, grouped, block, number)
             extent = _extent(spec, column, grouped, block)
             notes = [OF_WRITTEN.format(extent.lacks)] if extent and extent.settings and extent.lacks else []
             drafts[block, column] = replace(cell, published_std=std, extent=extent, notes=(*cell.notes, *notes))
@@ -131,16 +132,18 @@ Grouped = Mapping[tuple[str, str], list[Record]]  # (block, column) -> its recor
 
 
 def _plain(spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None) -> TableCell:
-    records = grouped.get((block, column), [])
+    records, measure = grouped.get((block, column), []), spec.of(column)
+    if measure.reaches:
+        return _search(spec, measure, records)
     if block not in spec.setting_of:
-        return _cell(spec, spec.of(column), records, published)
+        return _cell(spec, measure, records, published)
     search = grouped.get((spec.setting_of[block], column), [])
     chosen = select(settings(search), spec.rule)
     if chosen is None:
         state = CellState.NOT_RUN if search and records else CellState.NOT_PLANNED
         return _without_value(state, records, published, [FOLLOWS] if search else [])
     same = [r for r in records if all(chosen.hyperparameters.get(k) == v for k, v in r.hyperparameters.items())]
-    cell = _cell(spec, spec.of(column), same, published)
+    cell = _cell(spec, measure, same, published)
     return cell if all(record.is_result for record in search) else replace(cell, notes=(*cell.notes, FOLLOWS_SO_FAR))
 
 
@@ -172,9 +175,52 @@ def _ratio(spec: TableSpec, column: str, grouped: Grouped, block: str, published
     return replace(ratio, mean=mean, difference=None if published is None else mean - published, notes=notes)
 
 
+def _paired(spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None) -> TableCell:
+    """Return the mean over seeds of the row's value minus that of the block that `spec.over` names."""
+    cell, other = (_plain(spec, column, grouped, name, None) for name in (block, spec.over[block]))
+    if cell.mean is None or other.mean is None:
+        return replace(cell if cell.mean is None else other, published=published)
+    values = {seed: value - other.values[seed] for seed, value in cell.values.items() if seed in other.values}
+    done = all(one.state is CellState.DONE for one in (cell, other))
+    return replace(
+        _difference([*values.values()], len(spec.rows), cell),
+        state=CellState.DONE if done else CellState.PARTIAL,
+        values=values,
+        published=published,
+        notes=tuple(dict.fromkeys((*cell.notes, *other.notes))),
+    )
+
+
+def _difference(pairs: Sequence[float], rows: int, cell: TableCell) -> TableCell:
+    """Return a cell with the mean of paired differences, and its interval at a confidence for all rows together."""
+    ends = interval(pairs, 1 - (1 - CONFIDENCE) / rows)
+    return replace(
+        cell, mean=fmean(pairs) if pairs else None, std=None, n=len(pairs), interval=ends, selected={}, edges={}
+    )
+
+
+def _search(spec: TableSpec, measure: Measure, records: list[Record]) -> TableCell:
+    """Return the expected number of settings, in a random order, until one reaches a share of the best.
+
+    With k of n settings good enough it is (n + 1) / (k + 1). Settings are compared at their first seed, which all have;
+    one that diverged, or ran out of memory, is not good enough.
+    """
+    found = settings(records)
+    first = [min(setting.records, key=lambda record: record.seed) for setting in found]
+    if len(found) < 2 or not all(record.is_result for record in first):
+        return _without_value(CellState.NOT_PLANNED if len(found) < 2 else CellState.IN_PROGRESS, records, None)
+    values = [measure.value(r.metrics) if r.state == TrialState.SUCCEEDED.value else math.nan for r in first]
+    sound = [value for value in values if math.isfinite(value)]
+    if not sound:
+        return _without_value(CellState.DIVERGED, records, None)
+    good = sum(value >= measure.reaches * max(sound) for value in sound)
+    cell = _without_value(CellState.DONE, records, None)
+    return replace(cell, mean=(len(found) + 1) / (good + 1), trial_ids=tuple(record.trial_id for record in first))
+
+
 def _extent(spec: TableSpec, column: str, grouped: Grouped, block: str) -> Extent | None:
     """Return how much of a cell of the grid as written has a result; a ratio's is that of all its rows."""
-    blocks = [block, *([spec.over[block], *filter(None, [spec.beyond])] if spec.measure.ratio else [])]
+    blocks = [block, *filter(None, [spec.over.get(block), spec.beyond])]
     parts = []
     for name in blocks:
         if (written := spec.extents.get((name, column))) is None:
@@ -320,7 +366,10 @@ def _average(spec: TableSpec, cells: Sequence[TableCell]) -> TableCell:
     numbers = [cell.published for cell in cells if cell.published is not None]
     mean, published = (fmean(some) if len(some) == len(cells) else None for some in (means, numbers))
     started = any(cell.finished for cell in cells)
-    return _over_columns(cells, mean, published, CellState.IN_PROGRESS if started else CellState.NOT_RUN)
+    made = _over_columns(cells, mean, published, CellState.IN_PROGRESS if started else CellState.NOT_RUN)
+    if spec.measure.paired and mean is not None:  # the pairs of all columns
+        return _difference([value for cell in cells for value in cell.values.values()], len(spec.rows), made)
+    return made
 
 
 def _ranks(

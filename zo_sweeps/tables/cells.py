@@ -59,6 +59,7 @@ class TableCell:
 
     Args:
         mean, std, n: over the seeds of the selected setting; `std` is the sample standard deviation (ddof=1).
+        interval: of a mean difference: its ends, for all rows together (`tables.stats`).
         beside: mean of the second measure, if the layout has one.
         published_std: the standard deviation printed with `published`, of the kind `Published.std_kind`.
         difference: mean − published; None in a column of ranks.
@@ -77,6 +78,7 @@ class TableCell:
     mean: float | None = None
     std: float | None = None
     n: int = 0
+    interval: tuple[float, float] | None = None
     beside: float | None = None
     selected: Mapping[str, Any] = field(default_factory=dict)
     published: float | None = None

@@ -15,7 +15,17 @@ from zo_sweeps.tables.records import Measure
 HEADER = (
     *("table", "row", "column", "measure", "mean", "std", "n", "unit", "published", "difference", "state", "selected"),
     *("trial_ids", "finished", "planned", "block", "column_key", "notes", "std_population", "published_std"),
-    *("published_std_kind", "differs", "settings", "settings_written", "seeds", "seeds_written", "places"),
+    *(
+        "published_std_kind",
+        "differs",
+        "settings",
+        "settings_written",
+        "seeds",
+        "seeds_written",
+        "places",
+        "low",
+        "high",
+    ),
 )
 FORMULA = ("=", "+", "-", "@", "\t", "\n", "\r")
 
@@ -68,6 +78,7 @@ def _lines(table: Table) -> Iterator[Mapping[str, Any]]:
             }
             own = {
                 "std": cell.std,
+                **dict(zip(("low", "high"), cell.interval or (), strict=False)),
                 "std_population": cell.population_std,
                 "published": None if cell.published is None else float(cell.published),
                 "published_std": None if cell.published_std is None else float(cell.published_std),

@@ -66,7 +66,9 @@ LEARNED = ("dev/", "test/", "gradients/", "final_train_loss")  # how metrics beg
 class Measure:
     """The value of a cell: (metrics[metric] - metrics[minus]) / unit_size, with `digits` decimals and `unit`.
 
-    With `ratio`, a cell is that value of another row over the row's own (a speed-up); the layout names the other row.
+    With `ratio`, a cell is that value of another row over the row's own (a speed-up), and with `paired` the mean over
+    seeds of its own minus the other's, with an interval; the table names the other row. With `reaches` it is of a
+    search: how many of its settings, in a random order, are expected until one has that share of the best value.
 
     Args:
         metric: name in `Record.metrics`, e.g. "test/metric"; "" for a published measure that is never measured here.
@@ -78,8 +80,9 @@ class Measure:
         columns: label -> metric, or the fields in which the column's measure differs: the columns of a table in place
             of one for each of the grid's; {}: the grid's own.
         published: of such a column: its name in the published table, if not the label.
-        example: what the contract tests hold the layout to: `trial`, the metrics of a trial (for a ratio, `over`: of
-            the row that it is compared with), and `shows`, the numbers of its cells in the layout's units.
+        example: what the contract tests hold the layout to: `trial`, the metrics of a trial (of compared rows also
+            `over`, the other row's; of a search also `search`, the values of its other settings), and `shows`, the
+            numbers of its cells in the layout's units.
         name: the measure's usual name, if `metric` does not tell ("Pearson correlation", for test/metric).
     """
 
@@ -93,6 +96,8 @@ class Measure:
     minus: str = ""
     name: str = ""
     ratio: bool = False
+    paired: bool = False
+    reaches: float = 0.0
     columns: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict, hash=False)
     published: str = ""
     example: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
@@ -214,7 +219,7 @@ class TableSpec:
         average: whether to add a column with the mean over the columns.
         rank: whether to add a column with the mean over the columns of the row's rank; equal values share a rank.
         largest: whether to add a column with the largest value of the row.
-        over: of a measure that is a ratio: row -> the block whose value is divided by the row's; it need be no row.
+        over: of a measure that compares rows: row -> the block that it is compared with; it need be no row.
         setting_of: row -> the block whose selected setting it shows, instead of the best of its own.
         may_differ: the facts of `core.place` in which its places differ by design: neither refused nor marked.
         beyond: of a ratio: a block whose value is subtracted from both; "" for none.
@@ -283,13 +288,13 @@ def check_over(measure: Measure | None, over: Mapping[str, str], rows: Sequence[
     for block in over:
         if block not in rows:
             raise unknown("row", block, rows, where=where)
-    if measure is not None and measure.ratio:
+    if measure is not None and (measure.ratio or measure.paired):
         for block in rows:
             if block not in over:
                 raise UserError(f"row {block!r} names no block to compare with", where=where, fix="name it in `over`")
     elif over:
         raise UserError(
-            "`over` is given, and the measure is no ratio", where=where, fix="use a layout with ratio: true"
+            "`over` is given, and the measure compares no rows", where=where, fix="use one with ratio or paired: true"
         )
 
 

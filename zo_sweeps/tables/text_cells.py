@@ -84,6 +84,10 @@ def value_text(cell: TableCell, table: Table, column: str = "") -> str:
     if cell.mean is None:
         return EMPTY[cell.state]
     text = _number(cell.mean, measure, cell.digits)
+    if measure.paired:
+        text = signed(cell.mean, measure.digits)
+        if cell.interval:
+            text += f" [{', '.join(signed(end, measure.digits) for end in cell.interval)}]"
     if cell.std is not None:
         text += f" ± {_number(cell.std, measure)}"
         if cell.population_std is not None and _has_both(cell):

@@ -1,0 +1,64 @@
+"""Layouts that compare rows with one of them, and that count the settings of a search."""
+
+from __future__ import annotations
+
+import math
+from statistics import stdev
+
+import pytest
+
+from tests.tables.examples import LR, measure, record, spec
+from zo_sweeps.tables import build, to_csv, to_text
+from zo_sweeps.tables.cells import CellState
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_table_of_differences_pairs_by_seed_and_its_intervals_hold_for_all_rows_together():
+    from scipy.stats import t
+
+    better = {"a": [0.6, 0.62, 0.64], "b": [0.5, 0.5, 0.5], "mezo": [0.5, 0.51, 0.55]}
+    runs = [
+        record(block=block, column=column, seed=seed, test=value + shift)
+        for column, shift in (("sst2", 0.0), ("rte", 0.1))
+        for block, values in better.items()
+        for seed, value in enumerate(values)
+    ]
+    rows = {"rows": (("a", "A"), ("b", "B")), "columns": (("sst2", "SST-2"), ("rte", "RTE"))}
+    over = {"a": "mezo", "b": "mezo"}
+    table = build(spec(measure=measure("accuracy_difference"), over=over, average=True, **rows), runs)
+    cell = table.cells["a", "rte"]
+    pairs = [10.0, 11.0, 9.0]
+    half = t.ppf(1 - 0.05 / 2 / 2, 2) * 1.0 / math.sqrt(3)
+    assert cell.mean == pytest.approx(10.0)
+    assert cell.interval == pytest.approx((10 - half, 10 + half))
+    assert (cell.n, cell.std) == (3, None)
+    average = table.cells["a", "average"]
+    assert average.n == 6
+    spread = t.ppf(1 - 0.05 / 2 / 2, 5) * stdev([*pairs, *pairs]) / math.sqrt(6)
+    assert average.interval == pytest.approx((10 - spread, 10 + spread))
+    assert "−2.0 [" in to_text(table)
+    assert to_csv(table).splitlines()[1].endswith(f"{cell.interval[0]},{cell.interval[1]}")
+
+
+def test_a_difference_of_a_row_without_a_value_is_none():
+    runs = [record(), record(block="mezo", state="DIVERGED")]
+    table = build(spec(measure=measure("accuracy_difference"), over={"zo": "mezo"}), runs)
+    assert table.cells["zo", "sst2"].state is CellState.DIVERGED
+    assert table.cells["zo", "sst2"].mean is None
+
+
+@pytest.mark.parametrize(("states", "shown"), [(["SUCCEEDED"] * 4, 5 / 3), (["DIVERGED", *["SUCCEEDED"] * 3], 5 / 2)])
+def test_a_search_counts_the_settings_that_are_nearly_as_good_as_its_best(states, shown):
+    dev = [0.9, 0.86, 0.3, 0.2]
+    runs = [
+        record({LR: n}, state=state, metrics={"dev/metric": value})
+        if state == "SUCCEEDED"
+        else record({LR: n}, state=state)
+        for n, (state, value) in enumerate(zip(states, dev, strict=True))
+    ]
+    further = record({LR: 1}, seed=1, metrics={"dev/metric": 0.1})
+    table = build(spec(measure=measure("search_trials")), [*runs, further])
+    assert table.cells["zo", "sst2"].mean == pytest.approx(shown)
+    one = build(spec(measure=measure("search_trials")), runs[:1])
+    assert one.cells["zo", "sst2"].state is CellState.NOT_PLANNED
