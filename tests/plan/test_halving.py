@@ -8,6 +8,7 @@ from tests.plan.common import changed, configs, named, planned
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.methods.parts import Train
 from zo_sweeps.plan.as_written import altered
+from zo_sweeps.plan.build import CONFIRMS
 from zo_sweeps.schedule.halving import groups, searches
 
 HALVING = "train.halving=[0.5]"
@@ -61,6 +62,7 @@ def test_trials_of_further_seeds_are_others_and_name_what_they_depend_on(tmp_pat
     assert first == [cell.trial_id for cell in without.cells if cell.seed == 0], "they run in full"
     others = {cell.trial_id for cell in plan.cells if cell.seed > 0}
     assert len(others - {*without.every}) == 4
+    assert {trial_id for trial_id, lines in plan.remarks.items() if CONFIRMS in lines} == others
     (search,) = searches(plan)
     assert [len(ids) for pair in search.settings for ids in pair] == [1, 2, 1, 2]
     grid["blocks"]["zo"]["axes"]["update"]["lr"].append(1.0)

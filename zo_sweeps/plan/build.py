@@ -33,6 +33,8 @@ from zo_sweeps.plan.labels import labels
 from zo_sweeps.plan.overrides import Overrides, short, shown
 from zo_sweeps.plan.resolve import Options, Parts, Ran, add, as_written, difference, fastest_on, resolve
 
+CONFIRMS = "runs only if its setting is the one that the first seeds select"
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -192,8 +194,8 @@ class _Draft:
             self.trials[trial_id] = _trial(trial_id, needs, self.grid.name, name, row, searched, columns[column])
             if needs.reasons:
                 self.reasons[trial_id] = needs.reasons
-            if needs.remarks:
-                self.remarks[trial_id] = needs.remarks
+            if remarks := (*needs.remarks, *([CONFIRMS] if confirms(config) else [])):
+                self.remarks[trial_id] = remarks
         self.cells.append(Cell(name, column, config.seed, searched, trial_id))
 
     def finished(self) -> Plan:
