@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.common import changed, configs, planned
+from tests.plan.common import changed, configs, named, planned
 from zo_sweeps.core.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -87,3 +87,8 @@ def test_a_row_joins_by_one_override_and_stands_in_the_tables(tmp_path: Path) ->
         planned(tmp_path, league(), "grid.entrants=[mezo]")
     with pytest.raises(UserError, match="unknown method 'mezzo'"):
         planned(tmp_path, league(), "grid.entrants=[mezzo]")
+
+
+def test_a_table_with_published_numbers_names_its_rows() -> None:
+    with pytest.raises(UserError, match="has no rows in grid pezo_table3"):
+        named("pezo_table3", "grid.tables.accuracy.rows={}")
