@@ -15,6 +15,7 @@ import torch
 
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import options
+from zo_sweeps.methods.perturbation import Reads
 from zo_sweeps.methods.points import Layout, Theta
 
 FILE = "tests/engine/contract.py"
@@ -84,12 +85,13 @@ SHORT_RATES = {"rge_per_row": 1e-5}
 
 
 def pairs() -> list[tuple[str, str]]:
-    """(estimator, perturbation) that go together, in every step."""
+    """(estimator, perturbation) that go together, in every step, and whose replay needs no data."""
     return [
         (estimator, noise)
         for noise in REAL_PERTURBATIONS
         for estimator in names("estimator")
         if kind("perturbation", noise).needs in ("", kind("estimator", estimator).gives)
+        and kind("perturbation", noise).reads is not Reads.DATA
     ]
 
 
@@ -125,7 +127,17 @@ NORMS: dict[str, tuple[Norm, ...]] = {
     "columns": (Norm((6 * 2 + 2) / 2, {"W": torch.Size([6, 4])}, {"width": 2, "interval": 1}),),
 }
 # Their bits depend on torch's generator, on floating-point sums, which another device orders otherwise, or on weights.
-OTHER_BITS_ON_GPU = {"low_rank", "sphere", "mezo_compat", "subspace", "projected", "tezo", "loren", "small_weights"}
+OTHER_BITS_ON_GPU = {
+    "low_rank",
+    "sphere",
+    "mezo_compat",
+    "subspace",
+    "projected",
+    "tezo",
+    "loren",
+    "small_weights",
+    "agzo",
+}
 
 # Those of real parameters; test_integers.py holds the others to the same contract over integer codes.
 REAL_PERTURBATIONS = [name for name in names("perturbation") if Theta.FLOATS in kind("perturbation", name).moves]

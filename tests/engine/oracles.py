@@ -23,7 +23,7 @@ from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.types import Partial
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.estimator import SCOUTS, Estimator
-from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
+from zo_sweeps.methods.perturbation import ActivationPerturbation, Basis, FactoredPerturbation, Perturbation
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey, Theta
 from zo_sweeps.methods.precision import UNITS, Precision, WeightOnlyPrecision
 from zo_sweeps.methods.schedule import Schedule
@@ -111,7 +111,12 @@ def begun(member: Perturbation, layout: Layout) -> Perturbation:
     draw = torch.Generator().manual_seed(12)
     params = {name: nn.Parameter(torch.randn(shape, generator=draw)) for name, shape in layout.shapes.items()}
     bound = member.bind(layout)
-    return bound.at(params, bound.init(params), 1)
+    now = bound.at(params, bound.init(params), 1)
+    if not isinstance(now, ActivationPerturbation):
+        return now
+    key, matrices = NoiseKey(0, 1, 0), [(name, shape) for name, shape in layout.shapes.items() if len(shape) == 2]
+    inputs = {name: torch.randn(3, shape[1], generator=draw) for name, shape in matrices}
+    return replace(now, bases={name: Basis(now.basis(key, name, rows), False) for name, rows in inputs.items()})
 
 
 def perturbation(member: Perturbation) -> None:

@@ -20,6 +20,7 @@ from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.peers import HEAD, Follower, PeerLostError, Team, pack, pack_losses, shares, unpack
+from zo_sweeps.engine.perturbations.agzo import AGZO
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.replay import rebuild
@@ -153,6 +154,7 @@ KINDS: dict[str, tuple[Method, str, int]] = {
     "full, q=3": (make(RGE(3)), "full", 3),
     "full, q=5": (make(RGE(5)), "full", 3),
     "full, one-sided, q=4": (make(RGEOneSided(4)), "full", 3),
+    "full, of the data": (make(RGEOneSided(4), noise=AGZO()), "full", 3),
     "full, MeZO's rounding": (make(MezoCompat(3)), "full", 3),
     "full, conservative": (make(RGE(3), update=Conservative()), "full", 3),
     "lora_fa, adam": (make(RGE(4), update=Adam()), "lora_fa", 3),

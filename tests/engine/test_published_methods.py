@@ -129,7 +129,9 @@ def test_without_its_own_rule_a_method_is_mezo(noise: Perturbation, estimator: E
 
 
 STATEFUL = [
-    name for name in contract.REAL_PERTURBATIONS if contract.kind("perturbation", name).reads is not Reads.NOISE
+    name
+    for name in contract.REAL_PERTURBATIONS
+    if contract.kind("perturbation", name).reads in (Reads.LOG, Reads.WEIGHTS)
 ]
 
 

@@ -161,6 +161,31 @@ def test_a_one_sided_estimator_of_another_name_is_planned_by_its_own_evaluations
     assert costs[0] == costs[1] < two_sided.cost
 
 
+def test_a_perturbation_that_reads_a_forward_is_planned_with_it_where_no_point_is_theta(tmp_path: Path) -> None:
+    def cost(**fixed: Any) -> float:
+        (trial,) = block(tmp_path, {"method": "agzo", **fixed}).every.values()
+        return trial.cost
+
+    assert cost() == cost(perturbation="gaussian"), "it shares f(theta)"
+    assert cost(estimator="rge") == cost(estimator="rge_curved", perturbation="gaussian"), "three forwards"
+
+
+@pytest.mark.parametrize(
+    ("fixed", "said"),
+    [
+        ({"space": "lora_fa"}, "use space=full, not lora_fa"),
+        ({"estimator": {"name": "rge_per_row", "q": 2}}, "rge_per_row has one for each direction"),
+        ({"evaluation": {"restore": "in_place"}}, "moves the weights that perturbation=agzo reads"),
+        ({"update": {"name": "adamezo", "lr": 0.1}}, "depend on the minibatch at its step; use another update"),
+        ({"train": {"objective": "f1"}}, "f1 generates, and perturbation=agzo reads one forward"),
+    ],
+)
+def test_a_perturbation_that_reads_the_minibatch_is_refused_where_it_cannot(
+    tmp_path: Path, fixed: dict[str, Any], said: str
+) -> None:
+    assert said in problem(tmp_path, grid_of({"method": "agzo", **fixed}))
+
+
 def test_a_new_update_is_used_without_a_list_and_planned_with_the_memory_of_its_state(tmp_path: Path) -> None:
     write(tmp_path, "update/heavy.py", TWO_COPIES)
     light, heavy = (

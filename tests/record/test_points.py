@@ -116,6 +116,22 @@ def test_the_projected_gradient_is_the_mean_size_over_directions() -> None:
     assert curve(rows.points(made, [event]), "train/projected_grad") == {1: 2.0}
 
 
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        (("estimator=rge_curved", "perturbation=curvature"), (-3.0, 1.0, 50.0, -60.0)),
+        (("estimator=rge_one_sided", "perturbation=agzo", "evaluation.mode=sequential"), (-3.0, 1.0, 7e14)),
+    ],
+)
+def test_the_projected_gradient_leaves_out_what_else_a_line_of_the_log_holds(
+    parts: tuple[str, ...], line: tuple[float, ...]
+) -> None:
+    plan = named("quickstart", "method=mezo", "estimator.q=2", "grid.relabel=true", *parts)
+    made = next(iter(plan.every.values()))
+    event = replace(made_up.steps(made, 1, 1, 1000.0), coefs=(line,))
+    assert curve(rows.points(made, [event]), "train/projected_grad") == {1: 2.0}
+
+
 def test_dropped_directions_leave_the_curve_to_those_that_came_and_are_tagged() -> None:
     made = made_up.trial(steps=2)
     event = read_event({"type": "steps", "time": 9.0, "first": 1, "losses": [1.0, 1.0], "seconds": 1.0, "tokens": 8})

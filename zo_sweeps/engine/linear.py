@@ -15,10 +15,14 @@ from torch import Tensor, nn
 from zo_sweeps.engine.layers.weight_only import WeightOnly
 
 
+def is_projection(layer: nn.Module) -> bool:
+    """Tell whether a layer is a Linear, a WeightOnly, or a Conv1D, recognized by its attribute `nf`."""
+    return isinstance(layer, nn.Linear | WeightOnly) or isinstance(getattr(layer, "nf", None), int)
+
+
 def check(layer: nn.Module, name: str) -> None:
-    """Assert that a layer is a projection: a Linear, a WeightOnly, or a Conv1D, recognized by its attribute `nf`."""
-    known = isinstance(layer, nn.Linear | WeightOnly) or isinstance(getattr(layer, "nf", None), int)
-    assert known, f"{name} is a {type(layer).__name__}, not a Linear"
+    """Assert that a layer is a projection."""
+    assert is_projection(layer), f"{name} is a {type(layer).__name__}, not a Linear"
 
 
 def is_transposed(layer: nn.Module) -> bool:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zo_sweeps.engine.evaluate import StepObjective
-from zo_sweeps.engine.replay import replay
-from zo_sweeps.engine.step import Method, losses_at
+from zo_sweeps.engine.replay import Data, replay
+from zo_sweeps.engine.step import Method, losses_at, with_bases
 from zo_sweeps.engine.types import Evaluate, LanguageModel
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import Point
@@ -220,12 +220,14 @@ class Follower:
                 seed=self._seed,
                 state=self._state,
                 first=self._step,
+                data=Data(self._model.module, self._space, self._objective),
             )
             self._begin()
         points = self._method.estimator.points(self._seed, self._step)
         f = self._objective(self._step)
         at = [points[i] for i in chosen]
         method = self._method.at(self._space.params, self._state, self._step)
+        method = with_bases(method, self._model.module, self._space, f, self._seed, self._step)
         return pack_losses(losses_at(method, self._model.module, self._space, f, at))
 
     def _begin(self) -> None:

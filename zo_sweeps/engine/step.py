@@ -19,6 +19,7 @@ from itertools import groupby
 
 from torch import nn
 
+from zo_sweeps.engine.activations import bases_of_inputs, digest_of
 from zo_sweeps.engine.direction import Along
 from zo_sweeps.engine.evaluate import StepObjective, evaluate
 from zo_sweeps.engine.in_place import InPlace
@@ -28,8 +29,8 @@ from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.types import DivergedError, Peers
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
-from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.methods.points import Estimate, Layout, Point, Theta
+from zo_sweeps.methods.perturbation import ActivationPerturbation, Perturbation
+from zo_sweeps.methods.points import Estimate, Layout, NoiseKey, Point, Theta
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.update import Params, State, Update
 
@@ -53,11 +54,14 @@ class Method:
     in_place: InPlace | None = None  # evaluates f in theta itself; None: theta is never written to
     most: int | None = None  # points in one forward; None: as many as the mode says
     d: int = 0  # number of parameters in the space that it is bound to
+    base: float | None = None  # f(theta) of the step, where `with_bases` has evaluated it
+    mark: float | None = None  # the digest of the step's bases, which its line in the log ends with
 
     @property
     def evaluations(self) -> int:
         """Points per step at which f is evaluated."""
-        return self.estimator.evaluations(self.d) + self.update.evaluations
+        points = self.estimator.evaluations(self.d) + self.perturbation.evaluations(self.estimator)
+        return points + self.update.evaluations
 
     def bind(self, params: Params) -> Method:
         """Return the method bound to these parameters: members that need the layout of the whole vector receive it.
@@ -118,6 +122,7 @@ def step(
     Raises DivergedError if a loss is not finite; theta then still has its value from the previous step.
     """
     method = method.at(space.params, state, step)
+    method = with_bases(method, module, space, noise or objective, seed, step)
     points: Sequence[Point] = method.estimator.points(seed, step)
     f = partial(losses_at, method, module, space, noise or objective)
     if peers is None:
@@ -142,13 +147,33 @@ def step(
     estimate = method.update.choose(estimate, lr, along)
     with lost.around(space.params) if lost is not None else nullcontext():
         state = method.move(space.params, estimate, state, lr)
-    return estimate, state
+    return estimate if method.mark is None else replace(estimate, coefs=(*estimate.coefs, method.mark)), state
+
+
+def with_bases(
+    method: Method, module: nn.Module, space: InstalledSpace, objective: StepObjective, seed: int, step: int
+) -> Method:
+    """Return the method `at` a step with the bases of its minibatch; itself, if its directions do not read data.
+
+    Cost: the forward at theta, and what a basis takes of each matrix.
+    """
+    noise = method.perturbation
+    if not isinstance(noise, ActivationPerturbation):
+        return method
+    theta = Point(NoiseKey(seed, step, 0), 0.0)
+    with bases_of_inputs(module, space.params, noise, theta.key) as bases:
+        (base,) = losses_at(method, module, space, objective, [theta])
+    return replace(method, perturbation=replace(noise, bases=bases), base=base, mark=digest_of(bases))
 
 
 def losses_at(
     method: Method, module: nn.Module, space: InstalledSpace, objective: StepObjective, points: Sequence[Point]
 ) -> list[float]:
     """Return f at each of a step's points, which are in the order of their queries."""
+    if method.base is not None:
+        others = [point for point in points if point.scale]
+        moved = iter(losses_at(replace(method, base=None), module, space, objective, others))
+        return [next(moved) if point.scale else method.base for point in points]
     if not callable(objective):
         by_query = groupby(points, lambda point: point.key.query)
         parts = [losses_at(method, module, space, objective[query], [*own]) for query, own in by_query]

@@ -14,7 +14,7 @@ from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.evaluate import Objective, StepObjective
 from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.losses import Loss, token_logprobs
-from zo_sweeps.engine.replay import rebuild
+from zo_sweeps.engine.replay import Data, rebuild
 from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.types import DivergedError, LanguageModel, Peers
@@ -113,7 +113,8 @@ def train(
             raise ValueError("peers need out-of-place evaluation: set evaluation.restore=exact")
         for coefs in log:
             peers.tell(coefs)
-    state = rebuild(method, space, log, rates, seed=seed)
+    data = Data(model.module, space, lambda number: of_batch(model, batches(number), loss))
+    state = rebuild(method, space, log, rates, seed=seed, data=data)
     method = method.bind(space.params)
     due = set(evaluation_points(steps, eval_every)) - set(evaluated)
     if len(log) in due:

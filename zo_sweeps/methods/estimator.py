@@ -50,6 +50,11 @@ class Estimator(Definition):
         """The largest |scale| of the points of any step."""
         return max(abs(point.scale) for point in self.points(0, 1))
 
+    @property
+    def at_theta(self) -> bool:
+        """Whether one of a step's points is theta itself."""
+        return not all(point.scale for point in self.points(0, 1))
+
     def minibatches(self, step: int) -> range:
         """Return the numbers of a step's minibatches in the run's order, from 1: one, or one for each direction."""
         count = self.budget if self.owns_rows else 1

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import gcd
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from zo_sweeps.methods.definition import Definition
+from zo_sweeps.methods.definition import Definition, bound
 from zo_sweeps.methods.points import REALS, Estimate, Layout, NoiseKey, Theta
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from zo_sweeps.methods.estimator import Estimator
 
 Params = Mapping[str, "nn.Parameter"]
 State = dict[str, Any]
@@ -25,6 +27,7 @@ class Reads(Enum):
     NOISE = "nothing else"
     LOG = "the coefficients of earlier steps"
     WEIGHTS = "the weights at its step"
+    DATA = "the minibatch at its step"
 
 
 Advance = Literal["leftover", "coprime"]  # see `advance`
@@ -60,6 +63,10 @@ class Perturbation(Definition):
     def directions(self, d: int) -> int | None:
         """Return the number of distinct directions of a run over d parameters before they repeat; None: no limit."""
         return None
+
+    def evaluations(self, estimator: Estimator) -> int:
+        """Return the points per step at which it evaluates f itself, besides the estimator's."""
+        return 0
 
     def init(self, params: Params) -> State:
         """Return the state before the first step."""
@@ -99,6 +106,36 @@ class FactoredPerturbation(Perturbation):
 
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return U [m, r] and V [n, r] of the direction that `sample` returns for a matrix [m, n]: new fp32 tensors."""
+        raise NotImplementedError
+
+
+class Basis(NamedTuple):
+    """Columns [n, r] over the inputs of a layer, whose weight is stored as [m, n], or `transposed` as [n, m]."""
+
+    columns: Tensor
+    transposed: bool
+
+
+@dataclass(frozen=True)
+class ActivationPerturbation(Perturbation):
+    """A distribution between bases that the layers' inputs give, at theta in the step's minibatch.
+
+    A step draws after a forward at theta, which is f(theta) for the estimator too. A replay takes that forward again:
+    it needs the minibatches, and compares the digest of the bases with which each line of the log ends.
+    """
+
+    reads: ClassVar[Reads] = Reads.DATA
+    bases: Mapping[str, Basis] | None = bound()
+
+    def evaluations(self, estimator: Estimator) -> int:
+        return 0 if estimator.at_theta else 1
+
+    def basis(self, key: NoiseKey, name: str, inputs: Tensor) -> Tensor:
+        """Return a basis [n, r] from the inputs [N, n] of a matrix's layer: a new fp32 tensor.
+
+        Args:
+            key: of the step's first query.
+        """
         raise NotImplementedError
 
 

@@ -166,7 +166,8 @@ class TrialConfig:
             return 0
         if self.method.kind.backpropagates:
             return 3
-        return self.estimator.evaluations(max(trainable, 1)) + self.update.evaluations
+        points = self.estimator.evaluations(max(trainable, 1)) + self.perturbation.evaluations(self.estimator)
+        return points + self.update.evaluations
 
 
 def fingerprint_texts(config: TrialConfig, known: dict[Path, str] | None = None) -> tuple[str, str]:

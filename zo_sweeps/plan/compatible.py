@@ -101,8 +101,14 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             f"update={config.update.name} draws directions of earlier steps again, and those of "
             f"perturbation={perturbation.name} depend on {perturbation.reads.value}; use another update"
         )
-    if config.evaluation.restore is Restore.IN_PLACE and perturbation.reads is Reads.WEIGHTS:
+    if config.evaluation.restore is Restore.IN_PLACE and perturbation.reads in (Reads.WEIGHTS, Reads.DATA):
         yield f"evaluation.restore=in_place moves the weights that perturbation={perturbation.name} reads; use exact"
+    if perturbation.reads is Reads.DATA:
+        what = f"perturbation={perturbation.name} reads the inputs of the model's own layers in the step's minibatch"
+        if not space.moves_base:
+            yield f"{what}: use space=full, not {space.name}"
+        if estimator.owns_rows:
+            yield f"{what}, and estimator={estimator.name} has one for each direction: use another estimator"
     if config.evaluation.points is not None and not mode.batched:
         yield (
             f"evaluation.points={config.evaluation.points} is of modes whose forwards hold several points, not of "
@@ -130,6 +136,8 @@ def _objective(config: TrialConfig) -> Iterator[str]:
     if trained.generates and config.method.kind.estimates and config.estimator.owns_rows:
         several = f"estimator={config.estimator.name} has one for each direction"
         yield f"train.objective={trained.name} generates for one minibatch a step, and {several}"
+    if trained.generates and config.method.kind.estimates and config.perturbation.reads is Reads.DATA:
+        yield f"train.objective={trained.name} generates, and perturbation={config.perturbation.name} reads one forward"
     if trained.generates and config.evaluation.mode.batched:
         mode = config.evaluation.mode.value
         yield f"train.objective={trained.name} generates at one point: evaluation.mode must be sequential, not {mode}"

@@ -19,6 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, PeersReady, ScoredDev, ScoredTest, Sensors, SquaredGradients, Start, Steps
 from zo_sweeps.core.memory_parts import TOTAL
 from zo_sweeps.core.trial import Config, Outcome, Trial, TrialState
+from zo_sweeps.methods.perturbation import Reads
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import places, scalars
 from zo_sweeps.record.sweep_book import SweepInfo
@@ -144,12 +145,16 @@ def points(trial: Trial, events: Iterable[Event]) -> list[MetricPoint]:
     trial only, so a resend gives the same points. Points that are not finite are left out.
     """
     stride = max(1, math.ceil(trial.steps / CURVE_POINTS))
+    parts, mark = 1, 0  # a line of the log: q numbers, as many further ones, a digest
+    with suppress(UserError):
+        typed = TrialConfig.of(trial.config)
+        parts, mark = 1 + bool(typed.estimator.gives), int(typed.perturbation.reads is Reads.DATA)
     metrics: list[MetricPoint] = []
     last = 0  # a worker that was lost may report steps once more
     for event in events:
         time = int(event.time * 1000)
         if isinstance(event, Steps):
-            metrics += _curve(event, stride, last)
+            metrics += _curve(event, stride, last, parts, mark)
             last = max(last, event.last)
         elif isinstance(event, (ScoredDev, ScoredTest)):
             split = "test" if isinstance(event, ScoredTest) else "dev"
@@ -182,8 +187,9 @@ def sweep_note(sweep: SweepInfo, experiment_id: str) -> str:
     return f"{command}[All trials]({table}) · [their curves]({curves})\n\n"
 
 
-def _curve(event: Steps, stride: int, known: int) -> Iterator[MetricPoint]:
-    losses, coefs = event.losses, event.coefs or ()
+def _curve(event: Steps, stride: int, known: int, parts: int, mark: int) -> Iterator[MetricPoint]:
+    losses, lines = event.losses, event.coefs or ()
+    coefs = [line[: (len(line) - mark) // parts] for line in lines]
     count = len(losses)
     step_ms = 1000 * event.seconds / count if count else 0.0
     last = 0

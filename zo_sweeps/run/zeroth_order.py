@@ -8,7 +8,7 @@ from zo_sweeps.core.events import PeerLost, PeersReady
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.peers import Team
-from zo_sweeps.engine.replay import digest, rebuild
+from zo_sweeps.engine.replay import Data, digest, rebuild
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.train import Evaluated, StepDone, train
 from zo_sweeps.engine.types import Peers
@@ -55,7 +55,8 @@ class ZerothOrderRunner(Runner):
         bench = self.bench
         space = bench.install()
         try:
-            rebuild(bench.method(), space, self.recorder.coefs[:step], bench.rates(), seed=self.config.seed)
+            log, data = self.recorder.coefs[:step], Data(bench.model.module, space, bench.losses)
+            rebuild(bench.method(), space, log, bench.rates(), seed=self.config.seed, data=data)
             self._rewind(step)
             self.report_test(step, digest(space.params))
             self._end(space)

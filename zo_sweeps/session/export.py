@@ -16,7 +16,7 @@ from zo_sweeps.core.files import folder_at, new_folder
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.layers.wrapped import Wrapped
-from zo_sweeps.engine.replay import rebuild
+from zo_sweeps.engine.replay import Data, rebuild
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.space import InstalledSpace
@@ -85,7 +85,8 @@ def rebuilt(trial_id: str, state_dir: str | Path = "zo_runs") -> Iterator[tuple[
 
     Raises UserError if the trial is unknown, has not succeeded or was not trained by zeroth-order estimates, if its
     journal is damaged, or if its model or data is not available here. Cost: loads the model and the task's rows; then q
-    noise passes over the space per step, no forward. The process keeps the base model for the next trial that uses it.
+    noise passes over the space per step, and one forward if directions read the minibatches. The process keeps the base
+    model for the next trial that uses it.
     """
     with replayed(*_finished(trial_id, state_dir)) as found:
         yield found
@@ -105,7 +106,8 @@ def replayed(trial: Trial, journal: list[Event], step: int) -> Iterator[tuple[Wo
     bench.load()
     space = bench.install()
     try:
-        rebuild(bench.method(), space, recorder.coefs[:step], bench.rates(), seed=config.seed)
+        log, data = recorder.coefs[:step], Data(bench.model.module, space, bench.losses)
+        rebuild(bench.method(), space, log, bench.rates(), seed=config.seed, data=data)
         yield bench, space
     finally:
         space.uninstall()

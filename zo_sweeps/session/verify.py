@@ -1,8 +1,9 @@
 """Verification of an archive: what it says is computed again from its scalar logs, on the reader's copies.
 
-Of every zeroth-order trial, the weights are replayed and their digest compared, without a forward. Then they score dev
-and test. An untrained model scores them as it is. Weights of backpropagation are kept nowhere: of these trials, and of
-those that diverged, only the log is compared with what is said of it. No time, memory or energy is computed again.
+Of every zeroth-order trial, the weights are replayed and their digest compared, without a forward unless its directions
+read the minibatches. Then they score dev and test. An untrained model scores them as it is. Weights of backpropagation
+are kept nowhere: of these trials, and of those that diverged, only the log is compared with what is said of it. No
+time, memory or energy is computed again.
 """
 
 from __future__ import annotations
