@@ -11,7 +11,7 @@ import pytest
 
 from zo_sweeps.core.events import ScoredDev, Steps
 from zo_sweeps.core.trial import JOULES_TO_TARGET, METRICS, SECONDS_TO_TARGET
-from zo_sweeps.record.spent import spent, until
+from zo_sweeps.record.spent import dev_within, spent, until
 
 pytestmark = pytest.mark.unit
 
@@ -90,3 +90,10 @@ def test_joules_to_a_target_need_the_steps_up_to_it_only_and_a_step_counts_once(
     assert until(events, lambda metric: metric >= 0.8)[JOULES_TO_TARGET] == pytest.approx(60)
     assert until(events, lambda metric: metric >= 0.9) == pytest.approx({SECONDS_TO_TARGET: 4})
     assert until([dev(0, 0.9)], lambda metric: metric >= 0.8) == {SECONDS_TO_TARGET: 0, JOULES_TO_TARGET: 0}
+
+
+@pytest.mark.parametrize(("seconds", "step"), [(2.0, 4), (2.4, 4), (3.0, 6), (60.0, 6), (1.9, None)])
+def test_the_scores_within_a_time_are_the_best_of_the_evaluations_up_to_it(seconds: float, step: int | None) -> None:
+    evaluated = [ScoredDev(step=at, loss=loss, metric=0.1 * at) for at, loss in ((4, 0.9), (6, 0.5), (8, 0.7))]
+    got = dev_within([*MEASURED, *evaluated], seconds)
+    assert got == ({} if step is None else {"dev/loss": 0.9 if step == 4 else 0.5, "dev/metric": 0.1 * step})

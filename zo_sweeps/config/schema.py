@@ -179,6 +179,7 @@ class GridTable:
     rank: bool = False  # a column with the mean rank over the columns
     largest: bool = False  # a column with the largest value of the row
     target: float | None = None  # of a layout of costs to a target: of the task's first metric on dev; 0.8 is 80 %
+    within: float | None = None  # of a layout of dev scores: seconds of steps; later evaluations do not count
     select: SelectConfig | None = None  # the rule of this table; null: the grid's
 
 

@@ -73,13 +73,28 @@ def _joules(report: Steps) -> float:
 def until(events: Sequence[Event], reached: Callable[[float], bool]) -> dict[str, float]:
     """Return the seconds and joules of the steps up to the first evaluation on dev whose metric is `reached`.
 
-    Both are infinite if there is no such evaluation. Joules are left out if a part of these steps was not measured. A
-    step's part of its event is an equal share. Cost: one pass.
+    Both are infinite if there is no such evaluation. Joules are left out if a part of these steps was not measured.
     """
     dev = sorted((event.step, event.metric) for event in only(ScoredDev, events))
     target = next((step for step, metric in dev if reached(metric)), None)
     if target is None:
         return {SECONDS_TO_TARGET: math.inf, JOULES_TO_TARGET: math.inf}
+    seconds, joules = spent_by(events, target)
+    return {SECONDS_TO_TARGET: seconds, **({} if math.isnan(joules) else {JOULES_TO_TARGET: joules})}
+
+
+def dev_within(events: Sequence[Event], seconds: float) -> dict[str, float]:
+    """Return the scores on dev of the evaluation with the lowest loss whose steps took at most `seconds`; {}: none."""
+    dev = [event for event in only(ScoredDev, events) if spent_by(events, event.step)[0] <= seconds]
+    best = min(dev, key=lambda event: (event.loss, event.step), default=None)
+    return {"dev/loss": best.loss, "dev/metric": best.metric} if best else {}
+
+
+def spent_by(events: Sequence[Event], target: int) -> tuple[float, float]:
+    """Return the seconds and joules of the steps up to one; joules are NaN if a part of them was not measured.
+
+    A step's part of its event is an equal share. Cost: one pass.
+    """
     seconds = joules = 0.0
     counted = 0
     for report in only(Steps, events):
@@ -90,4 +105,4 @@ def until(events: Sequence[Event], reached: Callable[[float], bool]) -> dict[str
                 seconds += part * report.seconds
                 joules += part * _joules(report)
             counted = report.last
-    return {SECONDS_TO_TARGET: seconds, **({} if math.isnan(joules) else {JOULES_TO_TARGET: joules})}
+    return seconds, joules

@@ -17,7 +17,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.as_written import altered, beside_written, extents
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.spent import until
+from zo_sweeps.record.spent import dev_within, until
 from zo_sweeps.results.measures import check_rule, column_measures, of_shares
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Record, Table, TableSpec, build
@@ -104,6 +104,8 @@ def tables(
         mine = [row for row in rows if row.block in spec.blocks]
         if (target := named[name].target) is not None:
             mine = [_to_target(trials_of, row, target) for row in mine]
+        if (seconds := named[name].within) is not None:
+            mine = [_within(trials_of, row, seconds) for row in mine]
         if spec.measure.columns:
             spec, mine = _by_metric(spec, mine)
         built.append(build(spec, mine, load(spec.published, composer.folders) if spec.published else None))
@@ -146,6 +148,15 @@ def _to_target(plan: Plan, record: Record, target: float) -> Record:
     return replace(record, metrics={**record.metrics, **spent})
 
 
+def _within(plan: Plan, record: Record, seconds: float) -> Record:
+    """Return a record with the dev scores that its trial had after so many seconds of steps, in place of the last."""
+    if not record.is_result or not plan.every[record.trial_id].steps:
+        return record
+    events = JournalStore(plan.config.folder).read(record.trial_id, ended=True)
+    kept = {name: value for name, value in record.metrics.items() if not name.startswith("dev/")}
+    return replace(record, metrics={**kept, **dev_within(events, seconds)})
+
+
 def check(plan: Plan, composer: Composer) -> None:
     """Raise the UserErrors of `tables` before anything has run."""
     as_it_is = replace(plan, altered=frozenset(), extents={})
@@ -167,6 +178,9 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         what = f"the layout {layout.layout!r} {'needs a' if needs else 'has no'} target"
         fix = f"grid.tables.{name}.target=0.8" if needs else "use a layout of costs to a target: energy_to_target"
         raise UserError(what, where=f"table {name} of grid {plan.name}", fix=fix)
+    if layout.within is not None and not measure.metric.startswith("dev/"):
+        what = f"the layout {layout.layout!r} shows no dev scores, and `within` is of these"
+        raise UserError(what, where=f"table {name} of grid {plan.name}", fix="use dev_accuracy or dev_loss")
     measure, measures = column_measures(plan, layout.layout, measure)
     chosen = layout.select or plan.grid.select
     rule = Rule(chosen.metric, chosen.mode)
@@ -187,7 +201,7 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         rule=rule,
         rows=tuple(rows.items()),
         columns=tuple(plan.labels.items()),
-        caption="" if layout.target is None else f"Target: {layout.target:g} on dev, of the task's first metric.",
+        caption=_caption(layout),
         published=layout.published or "",
         published_rows={
             block: name
@@ -212,6 +226,12 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
             *([OTHER] if relaid else []),
         ),
     )
+
+
+def _caption(layout: GridTable) -> str:
+    if layout.within is not None:
+        return f"Within {layout.within:g} seconds of training steps."
+    return "" if layout.target is None else f"Target: {layout.target:g} on dev, of the task's first metric."
 
 
 def _differences(plan: Plan, layout: GridTable, changed: Collection[tuple[str, str]]) -> tuple[Flag, ...]:
