@@ -89,6 +89,16 @@ def test_a_row_joins_by_one_override_and_stands_in_the_tables(tmp_path: Path) ->
         planned(tmp_path, league(), "grid.entrants=[mezzo]")
 
 
+def test_the_rows_that_are_named_run_alone_beside_a_method_that_joins(tmp_path: Path) -> None:
+    plan = planned(tmp_path, league(), "grid.only=[mezo]", "grid.entrants=[mezo_rademacher]")
+    assert {cell.block for cell in plan.cells} == {"mezo", "mezo_rademacher"}
+    assert "left out: zero" in plan.caveats
+    same = {cell.trial_id for cell in planned(tmp_path, league()).cells if cell.block == "mezo"}
+    assert same == {cell.trial_id for cell in plan.cells if cell.block == "mezo"}
+    with pytest.raises(UserError, match="unknown block 'meso'"):
+        planned(tmp_path, league(), "grid.only=[meso]")
+
+
 def test_a_table_with_published_numbers_names_its_rows() -> None:
     with pytest.raises(UserError, match="has no rows in grid pezo_table3"):
         named("pezo_table3", "grid.tables.accuracy.rows={}")

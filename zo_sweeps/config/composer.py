@@ -73,6 +73,7 @@ class Composer:
         trial: one trial's configuration without a grid, as the defaults and the command line have it. Not typed, as
             the options depend on the members.
         command_line: the overrides, read.
+        left_out: the grid's blocks and columns that the command line removes.
         folders: those that are searched for configuration files, in order.
 
     Raises UserError for anything unknown, misplaced or of the wrong type.
@@ -171,6 +172,12 @@ class Composer:
         grid = typed["grid"]
         if known := {*grid.entrants} & {*grid.blocks}:
             raise UserError(f"{' and '.join(sorted(known))} of grid.entrants is a block", where=origin("grid.entrants"))
+        for block in grid.only:
+            if block not in grid.blocks:
+                raise unknown("block", block, grid.blocks, where=origin("grid.only"))
+        absent = [block for block in grid.blocks if grid.only and block not in grid.only]
+        self.left_out = [*self.command_line.left_out, *absent]
+        grid.blocks = {block: config for block, config in grid.blocks.items() if block not in absent}
         grid.blocks |= {method: BlockConfig(fixed={"method": method}) for method in grid.entrants}
         typed["budget"] = read(Budget, asdict(typed["budget"]), "budget", origin)
         return RunConfig(executor=executor, state_dir=composed.state_dir, **typed)

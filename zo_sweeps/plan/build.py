@@ -157,7 +157,7 @@ class _Draft:
         self.places = places
         self.options, self.parts, self.overrides = Options(), Parts(), Overrides(composer)
         try:
-            self.grid = shown(self.grid, composer.command_line.left_out)
+            self.grid = shown(self.grid, composer.left_out)
         except UserError as error:
             self.problems[str(error)] = []
 
@@ -381,8 +381,8 @@ def _caveats(
     shared = sum(len(where) for where in places.values() if len(where) > 1)
     if shared:
         found.append(f"{shared} entries became identical to others under these overrides and share their trials")
-    if composer.command_line.left_out:
-        found.append(f"left out: {', '.join(composer.command_line.left_out)}")
+    if composer.left_out:
+        found.append(f"left out: {', '.join(composer.left_out)}")
     choices, values = composer.forced.choices, composer.forced.values
     if "model" in choices:
         display = composer.trial["model"]["display"]
