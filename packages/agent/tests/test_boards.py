@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("zo_sweeps_edge", reason="bundles are of the extra [edge]")
 
 from facts import FACTS
 from zo_sweeps.core.errors import UserError
