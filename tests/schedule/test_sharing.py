@@ -59,7 +59,10 @@ def alone() -> Callable[[str], tuple[Trial, dict[str, Any]]]:
     return get
 
 
-@pytest.mark.parametrize(("name", "count"), [("full", 3), ("lora_fa", 2), ("sensitive", 2)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("full", 3), *(pytest.param(name, 2, marks=pytest.mark.long) for name in ("lora_fa", "sensitive"))],
+)
 def test_processes_that_share_a_trial_give_the_result_of_one(name: str, count: int, alone: Any, tmp_path: Path) -> None:
     trial, expected = alone(name)
     backend = InlineBackend(options=Executor(workers=count, worker_patience=PATIENCE))
@@ -114,6 +117,7 @@ def test_a_killed_process_changes_nothing_when_its_directions_are_done_again(alo
     assert lost.reason == "a peer's process ended (exit code -9)"
 
 
+@pytest.mark.chaos  # tests/engine/test_peers.py drops directions of threads that die
 def test_dropped_directions_stand_in_the_log_and_its_replay_gives_the_same_result(alone: Any) -> None:
     trial, expected = alone("lora_fa")
     found, journal = shared(trial, 2, drop=True, kills_at=3)

@@ -1,4 +1,7 @@
-"""Agents through kills, cuts and restarts: each trial exactly once, with the undisturbed run's result."""
+"""Agents through kills, cuts and restarts: each trial exactly once, with the undisturbed run's result.
+
+With every change: killed agents, trials that stop or die, keys and codes. Cuts, restarts and full disks are `chaos`.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +86,7 @@ def test_a_killed_agent_goes_on_from_its_disk(gateway: Head, tmp_path: Path) -> 
     assert "left" in again.said
 
 
+@pytest.mark.chaos
 def test_a_cut_in_the_middle_of_a_journal(gateway: Head, tmp_path: Path) -> None:
     """The trial ends while nothing passes; the rest of its journal arrives once when the way is whole again."""
     cable = Cable(gateway.port)
@@ -98,6 +102,7 @@ def test_a_cut_in_the_middle_of_a_journal(gateway: Head, tmp_path: Path) -> None
     must_be_exact(gateway, lease, trial)
 
 
+@pytest.mark.chaos
 def test_the_head_restarts(gateway: Head, tmp_path: Path) -> None:
     trial, agent = a_trial(tmp_path), gateway.agent("a")
     lease = gateway.lease(trial, "a")
@@ -110,6 +115,7 @@ def test_the_head_restarts(gateway: Head, tmp_path: Path) -> None:
     assert "cannot reach" in agent.said
 
 
+@pytest.mark.chaos
 def test_a_board_is_off_for_longer_than_its_lease(tmp_path: Path) -> None:
     """The trial is leased to it again, with the journal that the head has; its own, longer one is not run again."""
     with head(tmp_path / "head", lease_seconds=6.0) as gateway:
@@ -130,6 +136,7 @@ def test_a_board_is_off_for_longer_than_its_lease(tmp_path: Path) -> None:
         assert fakes.completions(tmp_path / "ran", ["t"]) == {"t": 1}
 
 
+@pytest.mark.chaos
 def test_a_trial_that_another_machine_went_on_with_is_not_taken_from_the_disk(gateway: Head, tmp_path: Path) -> None:
     trial, agent = a_trial(tmp_path), gateway.agent("a")
     lease = gateway.lease(trial, "a")
@@ -177,6 +184,7 @@ def test_two_slots_run_two_trials_of_one_model_that_is_sent_once(gateway: Head, 
     assert sum(leases[lease].down for lease in held) < 1.5 * stat.st_size
 
 
+@pytest.mark.chaos
 def test_a_damaged_spool_is_given_back_and_the_agent_lives(gateway: Head, tmp_path: Path) -> None:
     trial, agent = a_trial(tmp_path), gateway.agent("a")
     lease = gateway.lease(trial, "a")
@@ -204,6 +212,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.chaos
 def test_a_board_whose_disk_is_full_lends_nothing_until_there_is_room_and_says_so(
     small_disk: Path, tmp_path: Path
 ) -> None:
@@ -230,6 +239,7 @@ def test_a_board_whose_disk_is_full_lends_nothing_until_there_is_room_and_says_s
         assert (device.state, device.turned_away) == ("up", "")
 
 
+@pytest.mark.chaos
 def test_two_machines_with_one_key_are_told_of(gateway: Head, tmp_path: Path) -> None:
     """As cloned cards are: both compute each trial."""
     first = gateway.agent("a")

@@ -18,7 +18,8 @@ from tests.run.common import run as run_here
 from zo_sweeps.core.trial import Outcome, Trial
 from zo_sweeps.record.journal import JournalStore, outcome, places
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+# As the other tests of whole clusters; test_board.py runs a trial on a board with every change.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 ABSENT = ("ray", "mlflow", "hydra", "omegaconf", "pandas", "matplotlib", "datasets", "aiohttp")  # on a board
 SMALL = ("+grid=quickstart", "scale=smoke", "grid.seeds=[0]", "~grid.blocks.zero_shot", "~grid.blocks.zo_lora_fa_q1")
