@@ -35,8 +35,8 @@ ONCE = (
 # Folders and files that share trained weights of every form; an MLflow server; the plans of all grids.
 SHARING = (
     ("tests/api/",),
-    ("tests/e2e/", "tests/docs/test_readme.py", "tests/record/test_views.py"),
-    ("tests/papers/",),
+    ("tests/e2e/test_sweep.py", "tests/record/test_mirror.py", "tests/record/test_views.py"),
+    ("tests/papers/", "tests/labels/test_walk.py"),
 )
 
 running: list[str] = []  # the unit test that runs now

@@ -10,12 +10,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from tests.cli.common import ENVIRONMENT
+import zo_sweeps
+from tests.cli.common import ENVIRONMENT, NOWHERE, in_process
 from tests.cli.parsing import parse
 from tests.conftest import REPO
 from tests.plan.common import PLACES
@@ -26,6 +29,7 @@ from zo_sweeps.models.identity import DEMO
 from zo_sweeps.plan.build import build
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps.session import session
 
 TEXT = (REPO / "README.md").read_text(encoding="utf-8")
 TUTORIAL = (REPO / "docs" / "TUTORIAL.md").read_text(encoding="utf-8")
@@ -39,6 +43,7 @@ SMALL = [
     "grid.seeds=[0]",
     "executor=inline",
 ]  # added to the README's commands, so that they take seconds
+FEWER = "~grid.blocks.zo_lora_fa_q1"  # of the quickstart: five trials instead of eight
 
 
 def section(title: str) -> str:
@@ -78,22 +83,18 @@ COMMANDS = sorted(
 )
 
 
-def run(command: list[str], folder: Path, package: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(package), **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 def typed(line: str, *more: str) -> list[str]:
-    """A command of the README as arguments, with the interpreter of these tests."""
+    """A command of the README, as the arguments of `main`."""
     words = shlex.split(line)
     assert words[:3] == COMMAND.split()
-    return [sys.executable, *words[1:], *more]
+    return [*words[3:], *more]
+
+
+def executed(script: str) -> dict[str, Any]:
+    """The names that a program leaves."""
+    names: dict[str, Any] = {}
+    exec(script, names)
+    return names
 
 
 # --- the commands
@@ -133,7 +134,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / name).write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        exec(files[0][1], {})
+        executed(files[0][1])
     with registry.using_folders(()):  # the plans made here look into FOLDER
         yield folder
 
@@ -180,20 +181,7 @@ def test_overrides_that_are_listed_can_be_given_together(grid: str, first: str) 
         assert readout.tables(plan, composer, Standing())
 
 
-# --- a perturbation of one's own: in a copy of the checkout, with the copy's own code
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the repository, with the worked example written into them as its page says."""
-    folder = tmp_path_factory.mktemp("checkout")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(REPO / name, folder / name)
-    assert not (folder / "FOLDER").exists(), "the example is no part of the package"
-    write_example(folder)
-    return folder
+# --- a perturbation of one's own
 
 
 def example_commands() -> list[str]:
@@ -202,80 +190,79 @@ def example_commands() -> list[str]:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_the_added_method_runs_and_its_results_are_a_data_frame(checkout: Path, tracking: str) -> None:
+def test_the_added_method_runs_and_its_results_are_a_data_frame(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_example(tmp_path)
+    monkeypatch.chdir(tmp_path)
     (command,) = [line for line in example_commands() if line.startswith(COMMAND)]
-    done = run(typed(command, *SMALL, f"tracking.uri={tracking}"), checkout, checkout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "succeeded" in done.stdout
+    words = typed(command, *SMALL, FEWER)
+    said = in_process(capsys, *words, NOWHERE)
+    assert "succeeded" in said
 
     (notebook,) = code(section("Export tables, figures and weights"), "python")
-    options = shlex.split(command)[4:]
-    flag = options.index("--config-dir")
-    given, folders = [*options[:flag], *SMALL], [options[flag + 1]]
-    script = f"""\
-import functools, json, zo_sweeps
-zo_sweeps.results = functools.partial(zo_sweeps.results, overrides={given!r}, config_dirs={folders!r})
-{notebook}
-print(json.dumps([zo_sweeps.__file__, sorted(set(trials["state"])), sorted(set(trials["row"]))]))
-"""
-    done = run([sys.executable, "-c", script], checkout, checkout)
-    assert done.returncode == 0, done.stderr
-    *printed, last = done.stdout.splitlines()
-    file, states, rows = json.loads(last)
-    assert Path(file).is_relative_to(checkout)
-    assert states == ["SUCCEEDED"]
-    for row in rows:
+    flag = words.index("--config-dir")
+    own = {"overrides": [*words[1:flag], *words[flag + 2 :]], "config_dirs": [words[flag + 1]]}  # it names the grid
+    monkeypatch.setattr(zo_sweeps, "results", partial(zo_sweeps.results, **own))
+    monkeypatch.setenv("COLUMNS", "1000")  # a row of the data frame is one line
+    trials = executed(notebook)["trials"]
+    printed = capsys.readouterr().out.splitlines()
+    assert {*trials["state"]} == {"SUCCEEDED"}
+    for row in {*trials["row"]}:
         (line,) = [line for line in printed if line.startswith(row)]
         assert "NaN" not in line or row == "Zero-shot", "zero-shot has no steps to time"
-    ran = [json.loads(line) for line in (checkout / "zo_runs" / "ledger.jsonl").read_text().splitlines()]
+    ran = [json.loads(line) for line in (tmp_path / "zo_runs" / "ledger.jsonl").read_text().splitlines()]
     assert len(ran) > 5
 
 
-@pytest.mark.multiprocess
-def test_a_loop_of_ones_own_is_run_and_replayed(tmp_path: Path) -> None:
+@pytest.mark.unit
+def test_a_loop_of_ones_own_is_run_and_replayed(capsys: pytest.CaptureFixture[str]) -> None:
     """The notebook's own assertion is that the replay has the same bits."""
-    script = cells("engine.ipynb")
-    done = run([sys.executable, "-c", script], tmp_path, REPO)
-    assert done.returncode == 0, done.stderr
-    before, after = (float(line.rpartition(" ")[2]) for line in done.stdout.splitlines())
+    executed(cells("engine.ipynb"))
+    before, after = (float(line.rpartition(" ")[2]) for line in capsys.readouterr().out.splitlines())
     assert before < 0.2 < 0.7 < after, "ten digits; a network of 2,410 weights"
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_the_python_interface_gives_weights_that_peft_and_transformers_load(
-    tmp_path: Path, tracking: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A notebook that runs the quickstart, the command, and a program that loads: as written but for the server."""
+    """A notebook that runs the quickstart, the command, and a program that loads: as written, but smaller."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setattr(session, "STORE_SECONDS", 0.1)
     notebook, loading = code(WEIGHTS, "python")
     script = f"{notebook}\nprint(best['trial_id'], len(weights))\n{cells('grid.ipynb')}"
     assert script.count("small = [") == 2
-    script = script.replace("small = [", f'small = ["tracking.uri={tracking}", ')
-    done = run([sys.executable, "-c", script], tmp_path, REPO, MPLBACKEND="agg")
-    assert done.returncode == 0, done.stderr
-    first, last, again, *table = done.stdout.splitlines()
+    executed(script.replace("small = [", f'small = ["{NOWHERE}", "{FEWER}", '))
+    first, last, again, *table = capsys.readouterr().out.splitlines()
     trial_id, parameters = last.split()
-    assert first == again == "8 trials"
+    assert first == again == "5 trials"
     assert {line.split()[0] for line in table} >= {"Zero-shot", "FO-LoRA-FA", "ZO-LoRA-FA"}
     assert (tmp_path / "accuracy.png").stat().st_size > 5000
     for line in shown(WEIGHTS):
-        exported = line.replace("TRIAL_ID", trial_id).replace("--out ", "--out exported/")
-        monkeypatch.chdir(tmp_path)
-        assert main(typed(exported)[3:]) == 0
+        assert main(typed(line.replace("TRIAL_ID", trial_id).replace("--out ", "--out exported/"))) == 0
     for name in ("adapter", "model"):
         files = sorted(path.name for path in (tmp_path / name).iterdir())
         assert files == sorted(path.name for path in (tmp_path / "exported" / name).iterdir())
-    check = """
-import torch
-ids = torch.arange(2, 20).view(1, -1)
-one, two = (model.eval()(input_ids=ids).logits.float() for model in (merged, adapted))
-torch.testing.assert_close(one, two, rtol=2e-5, atol=2e-5)
-print(sum("lora_B" in name for name, _ in adapted.named_parameters()))
-"""
-    loading = loading.replace('"BASE"', f"{str(DEMO)!r}, dtype='float32'")
-    done = run([sys.executable, "-c", loading + check], tmp_path, REPO)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == parameters
+    loaded = executed(loading.replace('"BASE"', f"{str(DEMO)!r}, dtype='float32'"))
+    ids = torch.arange(2, 20).view(1, -1)
+    one, two = (loaded[name].eval()(input_ids=ids).logits.float() for name in ("merged", "adapted"))
+    torch.testing.assert_close(one, two, rtol=2e-5, atol=2e-5)
+    assert sum("lora_B" in name for name, _ in loaded["adapted"].named_parameters()) == int(parameters)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The files of the repository, with the worked example written into them as its page says."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(REPO / name, tmp_path / name)
+    assert not (tmp_path / "FOLDER").exists(), "the example is no part of the package"
+    write_example(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.e2e
@@ -291,7 +278,8 @@ def test_the_contract_holds_the_added_method(checkout: Path) -> None:
     python.chmod(0o755)
     for stamp in (".installed", ".installed-dev"):
         (checkout / ".venv" / stamp).touch()
-    done = run(shlex.split(command), checkout, checkout, PYTEST_ADDOPTS="-rA", JOBS="1")
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(checkout), "PYTEST_ADDOPTS": "-rA", "JOBS": "0"}
+    done = subprocess.run(shlex.split(command), cwd=checkout, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.findall(r"^PASSED (\S+)", done.stdout, re.MULTILINE)
     assert any("moments_of_directions" in name and "three_point" in name for name in passed), done.stdout
@@ -305,17 +293,16 @@ def test_the_contract_holds_the_added_method(checkout: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_the_tutorial_ends_with_a_table_and_an_archive_that_verifies(
-    own: Path, tracking: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (planning, running, *reading) = shown(TUTORIAL)
     assert planning == running.replace("zo_sweeps ", "zo_sweeps plan ", 1)
-    done = run(typed(running, *SMALL, "update.lr=0.3", f"tracking.uri={tracking}"), own, REPO)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"mine: 4 succeeded; 4 run now", done.stdout), done.stdout
     monkeypatch.chdir(own)
+    ran = in_process(capsys, *typed(running, *SMALL, "update.lr=0.3", NOWHERE))
+    assert re.search(r"mine: 4 succeeded; 4 run now", ran), ran
     said = {}
     for line in reading:
-        words = typed(line.replace("--n 3", "--n 1"))[3:]
+        words = typed(line.replace("--n 3", "--n 1"))
         assert main(words) == 0, line
         said[words[0]] = capsys.readouterr().out
     assert [*said] == ["status", "report", "table", "check", "export", "verify"]

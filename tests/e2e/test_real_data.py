@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.common import in_process
+from tests.cli.common import NOWHERE, in_process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.realdata, pytest.mark.slow]
 
@@ -17,11 +17,11 @@ LESS = ["task=sst2,winogrande", "update.lr=1e-4", "train.steps=2", "split.dev=8"
 
 
 def test_the_smoke_run_names_what_is_missing_and_fills_every_other_cell(
-    tmp_path: Path, shared: Path, tracking: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = f"model.path='{shared / 'models' / 'imdb-llama-6m'}'"
     where = ["model=local", model, f"data.dir='{shared / 'data'}'", "scale=smoke", f"state_dir={tmp_path / 'state'}"]
-    command = ["+grid=llama2_superglue", *where, *LESS, "executor=inline", f"tracking.uri={tracking}"]
+    command = ["+grid=llama2_superglue", *where, *LESS, "executor=inline", NOWHERE]
     said = in_process(capsys, *command)
     missing, began = said.index("cannot run here"), said.index("trials to run on")
     assert missing < began, "what is missing is said before anything runs"

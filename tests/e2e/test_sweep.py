@@ -21,9 +21,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.common import ENVIRONMENT, in_process, zo
+from tests.cli.common import ENVIRONMENT, NOWHERE, in_process, zo
 from tests.e2e.conftest import TRIALS
 from zo_sweeps.cli.main import main
+from zo_sweeps.session import session
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -34,11 +35,11 @@ class Sweep:
 
     folder: Path
     conf: Path
-    tracking: str
+    tracking: str = NOWHERE
 
     def arguments(self, executor: str) -> list[str]:
         where = [f"state_dir={self.folder / 'state'}", "--config-dir", str(self.conf)]
-        return ["+grid=small", f"executor={executor}", f"tracking.uri={self.tracking}", *where]
+        return ["+grid=small", f"executor={executor}", self.tracking, *where]
 
     def run(self, executor: str = "inline", **environment: str) -> subprocess.CompletedProcess[str]:
         return zo(*self.arguments(executor), cwd=self.folder, **environment)
@@ -78,19 +79,22 @@ class Sweep:
         return Counter(entry["trial_id"] for entry in self.ledger() if entry["state"] == "SUCCEEDED")
 
 
-@pytest.fixture(scope="module")
-def new_sweep(tmp_path_factory: pytest.TempPathFactory, conf: Path, tracking: str) -> Any:
-    return lambda: Sweep(tmp_path_factory.mktemp("s"), conf, tracking)
+@pytest.fixture
+def sweep(tmp_path: Path, conf: Path, tracking: str) -> Sweep:
+    return Sweep(tmp_path, conf, f"tracking.uri={tracking}")
 
 
 @pytest.fixture(scope="module")
-def inline(new_sweep: Any) -> Sweep:
-    """An undisturbed run in one process."""
-    sweep = new_sweep()
-    done = sweep.run()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{TRIALS} succeeded; {TRIALS} run now" in done.stdout
-    assert "next: python -m zo_sweeps ui" in done.stdout
+def inline(tmp_path_factory: pytest.TempPathFactory, conf: Path) -> Sweep:
+    """An undisturbed run in one process: this one, which has imported everything."""
+    sweep = Sweep(tmp_path_factory.mktemp("s"), conf)
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(session, "STORE_SECONDS", 0.1)
+        patch.setenv("COLUMNS", "1000")
+        assert main(sweep.arguments("inline")) == 0
+    assert f"{TRIALS} succeeded; {TRIALS} run now" in printed.getvalue()
+    assert "next: python -m zo_sweeps ui" in printed.getvalue()
     return sweep
 
 
@@ -109,19 +113,17 @@ def test_the_same_command_again_runs_nothing(inline: Sweep, capsys: pytest.Captu
     assert len(inline.ledger()) == lines
 
 
-def test_ray_gives_the_same_cells(inline: Sweep, new_sweep: Any) -> None:
-    on_ray = new_sweep()
-    done = on_ray.run("ray")
+def test_ray_gives_the_same_cells(inline: Sweep, sweep: Sweep) -> None:
+    done = sweep.run("ray")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Ray cluster on this machine" in done.stdout
-    assert on_ray.cells() == inline.cells()
+    assert sweep.cells() == inline.cells()
 
 
 @pytest.mark.chaos  # the interrupted sweep, and tests/run/test_run_trial.py at every event, stay in the suite
-def test_five_kills_at_random_moments_change_nothing(inline: Sweep, new_sweep: Any) -> None:
+def test_five_kills_at_random_moments_change_nothing(inline: Sweep, sweep: Sweep) -> None:
     """SIGKILL to the driver; the last of the five is of a driver with a Ray cluster."""
     rng = random.Random(20240915)
-    sweep = new_sweep()
     killed_at = []
     for executor in ("inline", "inline", "inline", "inline", "ray"):
         process = sweep.begin(executor)
@@ -145,7 +147,7 @@ def test_five_kills_at_random_moments_change_nothing(inline: Sweep, new_sweep: A
 
 def test_an_interrupt_stops_cleanly_and_the_same_command_goes_on(inline: Sweep, tmp_path: Path, conf: Path) -> None:
     """With its own server and SQLite store, which then has each run and each point once: read with SQL, not MLflow."""
-    sweep = Sweep(tmp_path, conf, "null")
+    sweep = Sweep(tmp_path, conf, "tracking.uri=null")
     process = sweep.begin()
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
