@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from tests.labels.reading import files, model_of, wrong
+from tests.papers import common as papers
 from tests.plan.common import PLACES
 from zo_sweeps.config.composer import Composer, conf_dir
 from zo_sweeps.core.errors import UserError
@@ -88,10 +89,9 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def read(grid: str, given: Sequence[str]) -> Printed:
-    """Plan a grid, build its tables and figures without a result, and read all of their texts."""
-    composer = Composer([f"+grid={grid}", *given])
-    plan = beside_written(build(composer, PLACES), composer)
+def read(plan: Plan, composer: Composer) -> Printed:
+    """Build a grid's tables and figures without a result, and read all of their texts."""
+    plan = beside_written(plan, composer)
     numbers: dict[tuple[str, str, str], float] = {}
     made = Printed(plan, (), numbers)
     further = " ".join([plan.title, *plan.caveats])
@@ -143,14 +143,15 @@ def _of(made: Printed, blocks: Iterable[str], columns: Iterable[str]) -> list[Tr
 @cache
 def written(grid: str) -> Printed:
     """The grid without an override."""
-    return read(grid, [])
+    return read(papers.plan(grid), papers.composer(grid))
 
 
 def faults(grid: str, number: int) -> Iterator[str]:
     """Yield everything printed of a grid under one of the overrides that its trials do not hold."""
     given = overrides(grid, number)
     try:
-        now = read(grid, given)
+        composer = Composer([f"+grid={grid}", *given])
+        now = read(build(composer, PLACES), composer)
     except UserError:
         return  # refused: nothing is printed
     before = written(grid)

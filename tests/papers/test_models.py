@@ -1,4 +1,4 @@
-"""The models of the papers: each composes, has the published size, and runs with random weights at reduced depth."""
+"""The models of the papers: each composes, has the published size, and runs with random weights at a reduced size."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ pytestmark = pytest.mark.unit
 
 FILES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((conf_dir() / "model").glob("*.yaml"))}
 SIZED = {name: model for name, model in FILES.items() if model["arch"]}
+WIDTHS = (
+    *("hidden_size", "intermediate_size", "ffn_dim", "word_embed_proj_dim"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
 SMALL = ("random_llama", "random_roberta")  # no model's shape
 PUBLISHED = {  # parameters as the models' own pages count them
     "llama2_7b": 6_738_415_616,
@@ -59,11 +63,12 @@ def test_random_weights_have_the_shape_of_the_model_that_they_are_named_after(na
 
 
 @pytest.mark.parametrize("name", [name for name in SIZED if SIZED[name]["source"] == "hub"])
-def test_every_model_runs_with_random_weights_at_reduced_depth(name: str) -> None:
+def test_every_model_runs_with_random_weights_at_reduced_depth_and_width(name: str) -> None:
     from zo_sweeps.models.load import load
 
+    arch = _known(name)["arch"]
     smaller = {"num_hidden_layers": 1, "vocab_size": 4104, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
-    arch = {**_known(name)["arch"], **smaller}
+    arch = {**arch, **{key: arch[key] // 4 for key in WIDTHS if key in arch}, **smaller}
     model = load(Model(source="random", arch=arch), torch.bfloat16, "cpu")
     assert sum(p.numel() for p in model.module.parameters()) == families.describe(arch).parameters
     with torch.inference_mode():

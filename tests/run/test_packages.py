@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,17 +35,22 @@ blocks: {a: {label: A, fixed: {train: {steps: 4}}}}
 """
 
 
+def begin(folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Write a grid and a text into the folder, and give it a store of its own."""
+    patch.setenv("ZO_SWEEPS_CACHE", str(folder / "cache"))
+    (folder / "grid").mkdir()
+    (folder / "grid" / "packed.yaml").write_text(GRID)
+    (folder / "text").mkdir()
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    (folder / "text" / "c4_sample.jsonl").write_text(rows)
+    workbench.warm = None
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a grid, a text, and a store of its own."""
-    monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "grid").mkdir()
-    (tmp_path / "grid" / "packed.yaml").write_text(GRID)
-    (tmp_path / "text").mkdir()
-    rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
-    (tmp_path / "text" / "c4_sample.jsonl").write_text(rows)
-    workbench.warm = None
-    return tmp_path
+    """A folder of this test's own."""
+    return begin(tmp_path, monkeypatch)
 
 
 def plan(folder: Path, *overrides: str, text: bool = True) -> Plan:
@@ -152,9 +158,17 @@ def test_a_log_over_other_codes_is_not_continued(folder: Path) -> None:
     assert "differ from those that this trial began with (0000000000000000)" in outcome.error
 
 
+@pytest.fixture(scope="module")
+def one_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = begin(tmp_path_factory.mktemp("made"), patch)
+        return made(folder, *TINY, "precision=squeezellm", *OF_TEXT, *SENSITIVE)
+
+
 @pytest.fixture
-def packed(folder: Path) -> Path:
-    return made(folder, *TINY, "precision=squeezellm", *OF_TEXT, *SENSITIVE)
+def packed(one_package: Path, folder: Path) -> Path:
+    """A package, to be changed at will."""
+    return shutil.copytree(one_package, folder / "package")
 
 
 @pytest.mark.parametrize(
@@ -242,9 +256,10 @@ TRAINED = {
         *TRANSPOSED,
     ],
 }
+ALSO = ("codes of 4 bits", "entries", "adapter")  # of 8 bits, and of transposed weights, they are always tried
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.long) if one in ALSO else one for one in TRAINED])
 def test_a_model_whose_codes_were_trained_is_exported_with_the_test_scores_of_the_trial(
     folder: Path, name: str
 ) -> None:

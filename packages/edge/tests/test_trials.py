@@ -105,8 +105,8 @@ def test_a_program_of_another_function_is_refused_with_the_figure(monkeypatch: p
         ("train.objective=candidates", "estimator.q=1"),
         ("train.batch=5", "estimator.q=1"),  # 24 rows: the last batch of an epoch has 4
         ("space=lora", "estimator.q=1"),
-        ("space=dora", "estimator.q=1"),
-        ("space=vera", "space.rank=16", "estimator.q=1"),
+        pytest.param(("space=dora", "estimator.q=1"), marks=pytest.mark.long),
+        pytest.param(("space=vera", "space.rank=16", "estimator.q=1"), marks=pytest.mark.long),
         ("space=prefix", "estimator.q=1"),
     ],
     ids="; ".join,
