@@ -6,6 +6,7 @@ forces on every trial of a grid are read in `command_line`, and messages of one 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -53,6 +54,13 @@ class Compositions:
 
 
 PACKAGED = Compositions()  # of the packaged files alone: shared by all composers of the process
+
+
+@cache
+def _schema() -> DictConfig:
+    """Return the schema's values, not to be changed."""
+    values: DictConfig = OmegaConf.structured(Config)
+    return values
 
 
 @cache
@@ -306,8 +314,7 @@ class Composer:
     @cached_property
     def _scratch(self) -> DictConfig:
         """The schema's values, for `check_value` to set: new ones per value would be slow."""
-        scratch: DictConfig = OmegaConf.structured(Config)
-        return scratch
+        return copy.deepcopy(_schema())
 
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""

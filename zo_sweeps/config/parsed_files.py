@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.core.utils import setup_globals
 from hydra.plugins.config_source import ConfigResult
@@ -37,9 +38,10 @@ class ParsedFiles(FileConfigSource):
 
 
 def use() -> None:
-    """Have Hydra read files in this way from now on. Idempotent."""
+    """Have Hydra read files in this way from now on, and not copy its store for each composition. Idempotent."""
     Plugins.instance()  # registers Hydra's own source first
     SourcesRegistry.instance().types[ParsedFiles.scheme()] = ParsedFiles
+    ConfigStore.__deepcopy__ = lambda store, _: store  # type: ignore[attr-defined]  # what is copied only reads it
 
 
 Loaded = tuple[Any, dict[str, str | None], dict[str, Any]]
