@@ -52,6 +52,7 @@ def wait_until_gone(folder: Path, seconds: float = 20) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.chaos
 def test_a_server_shows_what_was_written_without_it_and_dies_with_its_parent_even_if_killed(tmp_path: Path) -> None:
     trial = made_up.trial(0, steps=20)
     JournalStore(tmp_path).append(trial.trial_id, made_up.whole(trial))

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Steps
 from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
-from zo_sweeps.methods import code
+from zo_sweeps.methods import code, registry
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
@@ -108,13 +108,17 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def write(folder: Path) -> Path:
     for name, text in MEMBERS.items():
-        file = tmp_path / "mine" / name
+        file = folder / "mine" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    return tmp_path / "mine"
+    return folder / "mine"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path)
 
 
 def planned(folder: Path, *overrides: str) -> Trial:
@@ -133,8 +137,24 @@ def planned(folder: Path, *overrides: str) -> Trial:
     return trial
 
 
-def elsewhere(*trials: Trial) -> list[list[Any]]:
-    """The trials run in a process of their own: (state, error, traceback, scores, log) of each."""
+@dataclass(frozen=True)
+class Elsewhere:
+    """Trials that ran in a process of their own: (state, error, traceback, scores, log) of each."""
+
+    missing: Path  # a folder of members that is not there any more
+    trial: Trial  # of members in another one, which is
+    ran: list[Any]
+    without_members: list[Any]
+    without_folder: list[Any]
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
+    missing, there = (write(tmp_path_factory.mktemp(name)) for name in ("missing", "there"))
+    with registry.using_folders(()):
+        trials = planned(missing, *OWN), planned(missing), planned(there, *OWN, METRICS)
+    assert {TrialConfig.of(trial.config).members for trial in trials[:2]} == {(str(missing),)}
+    shutil.rmtree(missing)
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE],
         cwd=REPO,
@@ -144,36 +164,37 @@ def elsewhere(*trials: Trial) -> list[list[Any]]:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()[-len(trials) :]]
+    without_folder, without_members, ran = (json.loads(line) for line in done.stdout.splitlines()[-3:])
+    return Elsewhere(missing, trials[2], ran, without_members, without_folder)
 
 
 @pytest.mark.multiprocess
-def test_a_perturbation_an_update_and_a_metric_of_the_user_s_run_from_the_trial_s_json_alone(folder: Path) -> None:
-    trial = planned(folder, *OWN, METRICS)
+def test_a_perturbation_an_update_and_a_metric_of_the_user_s_run_from_the_trial_s_json_alone(
+    elsewhere: Elsewhere,
+) -> None:
+    trial = elsewhere.trial
     config = TrialConfig.of(trial.config)
     assert (config.perturbation.name, config.update.name) == ("flipped", "clipped")
     outcome, journal = run(trial)
     assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
     here = measured(outcome, journal)
-    assert elsewhere(trial) == [["SUCCEEDED", "", "", here["scores"], json.loads(json.dumps(here["log"]))]]
+    assert elsewhere.ran == ["SUCCEEDED", "", "", here["scores"], json.loads(json.dumps(here["log"]))]
     wrong = 2 * 12 * (1 - outcome.metrics["test/accuracy"])
     assert outcome.metrics["test/misses"] == pytest.approx(wrong)
+    (folder,) = map(Path, config.members)
     options = (planned(folder, *OWN, METRICS, other) for other in ("update.most=0.1", "perturbation.stretch=0.6"))
     assert len({trial.trial_id, *(other.trial_id for other in options)}) == 3
 
 
 @pytest.mark.multiprocess
 def test_a_folder_that_is_missing_is_one_line_with_its_name_and_stops_no_trial_that_needs_nothing_of_it(
-    folder: Path,
+    elsewhere: Elsewhere,
 ) -> None:
-    trial, other = planned(folder, *OWN), planned(folder)
-    assert TrialConfig.of(other.config).members == (str(folder),)
-    shutil.rmtree(folder)
-    (state, error, traceback, _, _), unconcerned = elsewhere(trial, other)
-    assert unconcerned[:3] == ["SUCCEEDED", "", ""]
+    assert elsewhere.without_members[:3] == ["SUCCEEDED", "", ""]
+    state, error, traceback, _, _ = elsewhere.without_folder
     assert (state, traceback) == ("FAILED", "")
     assert error.startswith("UserError: unknown perturbation 'flipped'")
-    assert f"the folder {folder}, given with --config-dir, is not on this machine" in error
+    assert f"the folder {elsewhere.missing}, given with --config-dir, is not on this machine" in error
     assert "\n" not in error
 
 

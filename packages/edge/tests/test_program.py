@@ -90,7 +90,7 @@ def exported(member: Space, layers: int, dtype: torch.dtype) -> tuple[CausalMode
 @pytest.mark.parametrize(
     ("member", "layers", "dtype"),
     [
-        (LoRAFA(), 2, torch.float32),
+        pytest.param(LoRAFA(), 2, torch.float32, marks=pytest.mark.long),  # test_trials.py runs one of one layer
         pytest.param(DoRA(), 1, torch.float32, marks=pytest.mark.long),
         pytest.param(VeRA(rank=16), 1, torch.float32, marks=pytest.mark.long),
         pytest.param(PrefixTuning(), 1, torch.float16, marks=pytest.mark.long),
@@ -138,6 +138,7 @@ def test_a_step_has_the_engines_theta_and_its_losses(member: Space, layers: int,
         assert len(set(losses.tolist())) == P
 
 
+@pytest.mark.long
 def test_one_delegate_has_the_whole_model() -> None:
     """What else XNNPACK takes are the few operations on inputs and on the answers' logits: for any number of layers."""
     from executorch.exir._serialize._program import deserialize_pte_binary
