@@ -47,12 +47,10 @@ def test_a_line_of_the_loop_plans_its_grid(grid: str, empty: Path, monkeypatch: 
     assert plan.trials or data
 
 
-MEASURING = (
-    "pezo_table2_flops",
-    *(pytest.param(name, marks=pytest.mark.long) for name in ("sensitive_gradients", "sensitive_fig1_inference")),
-)
+MEASURING = ("pezo_table2_flops", "sensitive_gradients", "sensitive_fig1_inference")
 
 
+@pytest.mark.long  # tests/e2e runs other grids and prints their tables, tests/results writes figures and reports
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", MEASURING)

@@ -1,7 +1,7 @@
 """Trials on a standing cluster whose nodes come, freeze, leave and die.
 
-In the suite: a trial that is handed back and continues elsewhere; also a killed actor (`test_ray_backend.py`), how a
-sweep counts losses (`test_losses.py`) and how sweeps share a node (`test_fairness.py`). The others are `chaos`.
+With every change: a standing cluster that is joined and an actor that dies (`test_ray_backend.py`), how a sweep counts
+losses (`test_losses.py`) and how sweeps share a node (`test_fairness.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.nodes import Cluster, cluster, meanwhile, wait_for
 from tests.schedule.test_sweep import results, start_driver
-from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Start
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, TrialState
@@ -33,7 +32,7 @@ from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.ray_private import Head
 from zo_sweeps.schedule.snapshot import Snapshot
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 NANO = Needs("jetson-orin-nano")
 
 
@@ -80,7 +79,6 @@ def undisturbed(tmp_path: Path, **behaviour: Any) -> Any:
     return results(tmp_path / "alone")["t"]
 
 
-@pytest.mark.chaos
 def test_hundreds_that_wait_for_an_absent_device_hold_nobody_up_and_run_when_it_joins(
     nodes: Cluster, tmp_path: Path
 ) -> None:
@@ -120,7 +118,6 @@ def test_a_trial_that_was_handed_back_goes_on_elsewhere_and_that_is_no_loss(node
 
     with meanwhile(script):
         summary = on(nodes, tmp_path, plan, retries_lost=0)
-    assert nodes.head.process.poll() is None, "ours to use, not to end"
     assert summary.counts == {TrialState.SUCCEEDED: 1}
     assert starts(tmp_path, "t") == [("edge", "jetson-orin-nano", 0), ("desk", "cpu", 8)]
     assert steps_done(tmp_path, "t") == 60  # none twice, none left out
@@ -130,17 +127,6 @@ def test_a_trial_that_was_handed_back_goes_on_elsewhere_and_that_is_no_loss(node
     assert results(tmp_path)["t"] == undisturbed(tmp_path, steps=60)
 
 
-def test_a_standing_cluster_refuses_another_token(
-    nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = tmp_path / "other"
-    other.write_text("b" * 64)
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(other))
-    with pytest.raises(UserError, match="RAY_AUTH_TOKEN_PATH"):
-        on(nodes, tmp_path, fakes.trials(tmp_path / "w", 1))
-
-
-@pytest.mark.chaos
 @pytest.mark.parametrize("how", ["freeze", "kill"])
 def test_a_trial_of_a_node_that_freezes_or_dies_goes_on_elsewhere_and_counts_once(
     nodes: Cluster, tmp_path: Path, how: str
@@ -174,7 +160,6 @@ def test_a_trial_of_a_node_that_freezes_or_dies_goes_on_elsewhere_and_counts_onc
     print(f"\n  {how}: {began[1] - began[0]:.1f} s until the trial ran elsewhere")
 
 
-@pytest.mark.chaos
 def test_a_trial_that_kills_every_process_is_given_up_and_the_rest_go_on(nodes: Cluster, tmp_path: Path) -> None:
     nodes.add("a")
     nodes.add("b")
@@ -185,7 +170,6 @@ def test_a_trial_that_kills_every_process_is_given_up_and_the_rest_go_on(nodes: 
     assert JournalStore(tmp_path).read("poison")[-1].outcome.state.value == "LOST"
 
 
-@pytest.mark.chaos
 def test_a_process_that_is_killed_for_memory_is_lost_with_that_reason_and_tried_again(
     nodes: Cluster, tmp_path: Path
 ) -> None:
@@ -198,7 +182,6 @@ def test_a_process_that_is_killed_for_memory_is_lost_with_that_reason_and_tried_
     assert results(tmp_path)["t"] == undisturbed(tmp_path)
 
 
-@pytest.mark.chaos
 def test_a_killed_driver_s_trial_goes_on_under_the_next_and_its_old_worker_counts_for_nothing(
     nodes: Cluster, tmp_path: Path
 ) -> None:
@@ -217,7 +200,6 @@ def test_a_killed_driver_s_trial_goes_on_under_the_next_and_its_old_worker_count
     assert results(tmp_path)["t"] == undisturbed(tmp_path, steps=60)
 
 
-@pytest.mark.chaos
 def test_two_sweeps_do_not_share_out_memory_twice_and_the_one_that_waits_says_for_whom(
     nodes: Cluster, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -24,7 +25,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, scalars
-from zo_sweeps.schedule.cluster import private_folder, remove_short_folder
+from zo_sweeps.schedule.cluster import private_folder, private_token, remove_short_folder, short_folder
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_backend import RayBackend, _cause
 from zo_sweeps.schedule.ray_cluster import why_lost
@@ -236,6 +237,42 @@ def test_ray_that_does_not_start_is_one_clear_line_and_leaves_nothing_behind(tmp
     assert done.stderr.strip().splitlines()[-1].startswith("Ray did not start on this machine (")
     wait_for(lambda: not ray_processes(tmp_path))
     assert not private_folder(tmp_path).exists()
+
+
+@pytest.mark.slow
+def test_a_standing_cluster_is_joined_with_its_token_and_refuses_another(tmp_path, monkeypatch):
+    folder = short_folder(tmp_path)
+    port = free_port()
+    token, other = private_token(tmp_path), tmp_path / "other"
+    other.write_text("b" * 64)
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    command = f"start --head --block --port={port} --num-cpus=2 --include-dashboard=false --temp-dir={folder}"
+    command += " --object-store-memory=100000000 --labels=zo.device=jetson-orin-nano"
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    head = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", *command.split()],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: len(list(folder.glob("session_*/sockets/raylet"))) > 0)
+        time.sleep(1)
+        plan = fakes.trials(tmp_path / "w", 4, needs=Needs("jetson-orin-nano"))
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(other))
+        with pytest.raises(UserError, match="RAY_AUTH_TOKEN_PATH"):
+            sweep(tmp_path, plan, RayBackend(tmp_path, address=f"127.0.0.1:{port}", target=TARGET))
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        summary = sweep(tmp_path, plan, RayBackend(tmp_path, address=f"127.0.0.1:{port}", target=TARGET))
+        assert summary.counts == {TrialState.SUCCEEDED: 4}
+        assert head.poll() is None  # ours to use, not to end
+    finally:
+        for process in [*psutil.Process(head.pid).children(recursive=True), head]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # some end with their parent
+                process.kill()
+        head.wait()
 
 
 @pytest.mark.parametrize(
