@@ -35,7 +35,7 @@ with Ledger(state) as ledger:
 def words(grid: str, conf: Path, uri: str = "") -> list[str]:
     """A grid of `conf` for any CPU, recorded at `uri`; "": by the state folder's own server."""
     where = [f"tracking.uri={uri}"] if uri else []
-    return [f"+grid={grid}", "device.kind=cpu", "--config-dir", str(conf), *where]
+    return [f"+grid={grid}", "device.kind=cpu", "grid.relabel=true", "--config-dir", str(conf), *where]
 
 
 class Driver:
@@ -133,7 +133,7 @@ def outcomes(state: Path) -> dict[str, Any]:
     return found
 
 
-def starts(state: Path, trial_id: str) -> list[dict[str, Any]]:
+def starts(state: Path, trial_id: str) -> list[Start]:
     from zo_sweeps.record.journal import JournalStore
 
     return [event for event in JournalStore(state).read(trial_id) if isinstance(event, Start)]

@@ -40,7 +40,7 @@ MIXED: dict[str, Any] = {
 
 
 def cells(folder: Path, conf: Path, state: Path) -> list[dict[str, str]]:
-    arguments = ["+grid=mixed", "device.kind=cpu", "--config-dir", str(conf), f"state_dir={state}"]
+    arguments = ["+grid=mixed", "device.kind=cpu", "grid.relabel=true", "--config-dir", str(conf), f"state_dir={state}"]
     done = zo("table", *arguments, "--format", "csv", cwd=folder)
     assert done.returncode == 0, done.stderr
     return list(csv.DictReader(io.StringIO(done.stdout)))
@@ -54,7 +54,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, conf: Path) -> Path:
     """The state folder of the same trials, run one after the other in one process."""
-    state = run_inline(tmp_path_factory.mktemp("inline"), conf, "+grid=mixed", "device.kind=cpu")
+    state = run_inline(tmp_path_factory.mktemp("inline"), conf, "+grid=mixed", "device.kind=cpu", "grid.relabel=true")
     assert len(outcomes(state)) == TRIALS
     return state
 
@@ -117,10 +117,10 @@ def test_sixty_trials_on_a_cluster_that_falls_apart(
     assert Counter(curves.values()) == {12: 50, 4: 10}, "one curve a run, each step in it once"
     moved = [t for t in hit if len({e.node for e in starts(driver.state, t)}) > 1]
     assert moved, "a trial went on elsewhere"
-    assert all(f" {starts(driver.state, t)[-1]['node']} (" in places[runs[t]] for t in moved)
-    shown = zo("status", moved[0], "+grid=mixed", "device.kind=cpu", "--config-dir", str(conf),
+    assert all(f" {starts(driver.state, t)[-1].node} (" in places[runs[t]] for t in moved)
+    shown = zo("status", moved[0], "+grid=mixed", "device.kind=cpu", "grid.relabel=true", "--config-dir", str(conf),
                f"state_dir={driver.state}", cwd=tmp_path).stdout  # fmt: skip
-    assert f"attempt 2 on {starts(driver.state, moved[0])[1]['node']} (" in shown
+    assert f"attempt 2 on {starts(driver.state, moved[0])[1].node} (" in shown
 
 
 def test_a_sweep_goes_on_by_itself_when_the_head_is_back(tmp_path: Path, conf: Path, tracking: Path) -> None:
