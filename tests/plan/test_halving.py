@@ -6,6 +6,7 @@ import pytest
 
 from tests.plan.common import changed, configs, named, planned
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.parts import Train
 from zo_sweeps.plan.as_written import altered
 from zo_sweeps.plan.build import CONFIRMS
@@ -85,3 +86,9 @@ def test_rungs_are_of_the_search_and_the_confirmed_setting_runs_in_full(tmp_path
     assert (bool(by_seed[0].rungs), by_seed[1].rungs) == (True, ())
     assert len(groups(plan)) == len(searches(plan)) == 1
     assert {len(ids) for ids in groups(plan)[0].settings} == {1}
+
+
+@pytest.mark.parametrize("seeds", [0, -1])
+def test_a_search_has_a_first_seed(tmp_path, seeds) -> None:
+    with pytest.raises(UserError, match=f"must be at least 1, not {seeds}"):
+        planned(tmp_path, changed(select={"seeds": seeds}, seeds=[0, 1]))

@@ -410,6 +410,8 @@ def among(drafts: Sequence[tuple[Availability, Setting]], rule: SelectConfig) ->
     These are trials with rungs, and with `rule.seeds` a search's trials of further seeds, which run in full or not at
     all: see `schedule.halving`.
     """
+    if rule.seeds is not None and rule.seeds < 1:
+        raise UserError(f"grid.select.seeds must be at least 1, not {rule.seeds}", fix="omit it: all seeds select")
     seeds = [*dict.fromkeys(setting.values["seed"] for _, setting in drafts)][: rule.seeds]
     for _, column in itertools.groupby(drafts, key=lambda draft: draft[1].column or draft[0].config.task.name):
         yield from _of_column([*column], seeds, rule)
