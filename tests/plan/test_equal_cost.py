@@ -80,17 +80,18 @@ def test_rates_are_factors_of_a_rows_own(tmp_path: Path) -> None:
 
 
 def test_a_row_joins_by_one_override_and_stands_in_the_tables(tmp_path: Path) -> None:
-    plan = planned(tmp_path, league(), "grid.entrants=[mezo_rademacher]")
-    assert [config.update.lr for config in configs(plan, "mezo_rademacher")] == [3.3e-07, 1e-6, 3e-6]
+    plan = planned(tmp_path, league(), "+grid.entrants.mezo_rademacher={estimator:{eps:[1e-3,1e-2]}}")
+    settings = [(config.estimator.eps, config.update.lr) for config in configs(plan, "mezo_rademacher")]
+    assert settings == [(eps, lr) for eps in (1e-3, 1e-2) for lr in (3.3e-07, 1e-6, 3e-6)]
     assert [*plan.grid.tables["accuracy"].rows] == ["mezo", "zero", "mezo_rademacher"]
     with pytest.raises(UserError, match="mezo of grid"):
-        planned(tmp_path, league(), "grid.entrants=[mezo]")
+        planned(tmp_path, league(), "+grid.entrants.mezo={}")
     with pytest.raises(UserError, match="unknown method 'mezzo'"):
-        planned(tmp_path, league(), "grid.entrants=[mezzo]")
+        planned(tmp_path, league(), "+grid.entrants.mezzo={}")
 
 
 def test_the_rows_that_are_named_run_alone_beside_a_method_that_joins(tmp_path: Path) -> None:
-    plan = planned(tmp_path, league(), "grid.only=[mezo]", "grid.entrants=[mezo_rademacher]")
+    plan = planned(tmp_path, league(), "grid.only=[mezo]", "+grid.entrants.mezo_rademacher={}")
     assert {cell.block for cell in plan.cells} == {"mezo", "mezo_rademacher"}
     assert "left out: zero" in plan.caveats
     same = {cell.trial_id for cell in planned(tmp_path, league()).cells if cell.block == "mezo"}

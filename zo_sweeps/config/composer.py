@@ -186,7 +186,7 @@ class Composer:
         absent = [block for block in grid.blocks if grid.only and block not in grid.only]
         self.left_out = [*self.command_line.left_out, *absent]
         grid.blocks = {block: config for block, config in grid.blocks.items() if block not in absent}
-        grid.blocks |= {method: BlockConfig(fixed={"method": method}) for method in grid.entrants}
+        grid.blocks |= {name: BlockConfig(fixed={"method": name}, axes=axes) for name, axes in grid.entrants.items()}
         typed["budget"] = read(Budget, asdict(typed["budget"]), "budget", origin)
         return RunConfig(executor=executor, state_dir=composed.state_dir, **typed)
 

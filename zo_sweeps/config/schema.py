@@ -218,7 +218,7 @@ class GridConfig:
     exclude: list[dict[str, Any]] = field(default_factory=list)
     blocks: dict[str, BlockConfig] = field(default_factory=dict)
     only: list[str] = field(default_factory=list)  # blocks: all others are left out; []: none is
-    entrants: list[str] = field(default_factory=list)  # methods that join as blocks, under the same rules
+    entrants: dict[str, dict[str, Any]] = field(default_factory=dict)  # method that joins as a block -> its own axes
     tables: dict[str, GridTable] = field(default_factory=dict)
     figures: dict[str, GridFigure] = field(default_factory=dict)  # {}: convergence curves of all blocks
 
