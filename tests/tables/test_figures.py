@@ -393,6 +393,8 @@ def check_kind(kind: FigureKind) -> None:
     changes: dict[str, Any] = {"kind": kind, "columns": COLUMNS[:1]}
     if kind.over_training:
         changes |= {"x": "step", "y": "dev/loss", "measure": None}
+    if kind.x_is_measured:
+        changes |= {"x": "dev/loss", "x_measure": measure("dev_loss")}
     figure = kind.build(layout(**changes), searched(), look, Runs(trail, looked))
     (panel,) = figure.panels
     assert {series.label.partition(",")[0] for series in panel.series} >= {"ZO", "PeZO"}
@@ -401,7 +403,8 @@ def check_kind(kind: FigureKind) -> None:
     with drawing(figure) as drawn:
         axes = drawn.axes[0]
         assert len(axes.lines) + len(axes.containers) + len(axes.collections) >= len(panel.series)
-        assert {*axes.get_legend_handles_labels()[1]} == {series.label for series in panel.series}
+        named = {*axes.get_legend_handles_labels()[1], *(text.get_text() for text in axes.texts)}
+        assert named == {series.label for series in panel.series}
         ends = axes.dataLim
         for series in panel.series:
             assert ends.x0 <= min(series.x) <= max(series.x) <= ends.x1, "its x are not on the x axis"

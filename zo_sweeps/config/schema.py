@@ -187,7 +187,9 @@ class GridTable:
 class GridFigure:
     kind: str = "line"  # a member of figure_kind: line, bar (of finished runs), curve (over training), cumulative, …
     title: str = ""
-    x: str = "column"  # line, bar: "column", an axis or key of a trial (estimator.q); curve: step or seconds
+    x: str = (
+        "column"  # line, bar: "column", an axis or key of a trial (estimator.q); scatter: as y; curve: step, seconds
+    )
     x_label: str = ""  # line, bar: of the axis, in words and units; "": the key's last word
     y_label: str = ""  # the same; "": the measure's name and unit
     y: str = "accuracy"  # line, bar: a file of conf/table or a metric; curve: dev/loss, dev/metric or train/loss

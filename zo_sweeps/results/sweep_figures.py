@@ -105,7 +105,7 @@ def check(plan: Plan, composer: Composer) -> None:
     for name, layout in plan.grid.figures.items():
         spec = _spec(plan, composer, name, layout)
         shown = [record for record in records if record.block in dict(spec.series)]
-        for key in {spec.panels} if spec.kind.over_training else {spec.panels, spec.x}:
+        for key in {spec.panels} if spec.kind.over_training or spec.x_measure else {spec.panels, spec.x}:
             if key not in ("", COLUMN) and all(look(record, key) is None for record in shown):
                 raise UserError(f"no trial has {key!r}", where=f"figure {name} of grid {plan.name}")
 
@@ -121,7 +121,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
     measure: Measure | None = None
     measures: dict[str, Measure] = {}
     if not kind.over_training:
-        measure, measures = column_measures(plan, y, _measure(plan, composer, y, where))
+        measure, measures = column_measures(plan, y, _measure(plan, composer, "y", y, where))
     elif y == PERCENT.metric and not layout.curves:
         curve, measures = column_measures(plan, "accuracy", PERCENT)
         measure = replace(curve, name=curve.name or first_metric(plan))
@@ -135,6 +135,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
         series=tuple((block, label or plan.grid.label(block)) for block, label in series.items()),
         columns=tuple(plan.labels.items()),
         measure=measure,
+        x_measure=_measure(plan, composer, "x", x, where) if kind.x_is_measured else None,
         measures=measures,
         curves=tuple(layout.curves.items()),
         over=layout.over,
@@ -147,14 +148,14 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
     )
 
 
-def _measure(plan: Plan, composer: Composer, y: str, where: str) -> Measure:
+def _measure(plan: Plan, composer: Composer, axis: str, name: str, where: str) -> Measure:
     layouts = names("table", composer.folders)
-    if y in layouts:
-        return Measure.from_mapping(composer.option("table", y), f"conf/table/{y}.yaml")
-    metrics = [*METRICS, *(f"{split}/{name}" for split in ("dev", "test") for name in metric_names(plan))]
-    if y not in metrics:
-        raise unknown("y", y, [*layouts, *metrics], where=where)
-    return Measure(metric=y, unit="")
+    if name in layouts:
+        return Measure.from_mapping(composer.option("table", name), f"conf/table/{name}.yaml")
+    metrics = [*METRICS, *(f"{split}/{one}" for split in ("dev", "test") for one in metric_names(plan))]
+    if name not in metrics:
+        raise unknown(axis, name, [*layouts, *metrics], where=where)
+    return Measure(metric=name, unit="")
 
 
 def _lookup(plan: Plan) -> Any:

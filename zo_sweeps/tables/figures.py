@@ -47,6 +47,7 @@ class FigureKind(Definition):
     axis: ClassVar[str] = "figure_kind"
     over_training: ClassVar[bool] = False  # a series is a run, read from its journal; x and y are not a trial's keys
     of_table: ClassVar[bool] = False  # made of a printed table's rows: no grid asks for it
+    x_is_measured: ClassVar[bool] = False  # x is a measure, as y is, and not a trial's key
 
     def check(self, spec: FigureSpec, where: str) -> None:
         """Raise UserError if the layout has a value that this kind cannot draw."""
@@ -98,6 +99,7 @@ class FigureSpec:
         x: COLUMN or a key of a trial, or what the kind takes.
         x_label, y_label: of the axes; "": the key's last word, the measure's name and unit.
         y: what is drawn, if not `measure`.
+        x_measure: along x, of a kind whose x is measured.
         measures: column key -> its measure, if not `measure`.
         curves: (y, label) of several series in place of `y`.
         at: fractions of the training that are shown.
@@ -116,6 +118,7 @@ class FigureSpec:
     series: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, str], ...]
     measure: Measure | None = None
+    x_measure: Measure | None = None
     curves: tuple[tuple[str, str], ...] = ()
     at: tuple[float, ...] = (1.0,)
     rule: Rule = field(default_factory=Rule)

@@ -1,0 +1,105 @@
+"""Scatter: one measure of the selected settings against another."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, ClassVar
+
+from zo_sweeps.tables.figures import (
+    Behind,
+    Figure,
+    FigureKind,
+    FigureSpec,
+    Lookup,
+    Panel,
+    Runs,
+    Series,
+    axis_label,
+    measured,
+    notes_of,
+    panels_of,
+)
+from zo_sweeps.tables.records import Record
+from zo_sweeps.tables.select import select, settings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LETTER, LINE = 3.8, 7.5  # points: a letter's mean width, a label's height
+# Where a label may stand: its left end in widths, its middle in lines, from the point. The first free place is taken.
+PLACES = [(side, lines) for lines in (0, 1, -1, 2, -2, 3, -3) for side in (0.0, -1.0, -0.5) if lines or side != -0.5]
+
+
+@dataclass(frozen=True)
+class Scatter(FigureKind):
+    """A labelled point per series at the selected setting's means over seeds; x is a measure, as y is.
+
+    Bars show one standard deviation of y.
+    """
+
+    x_is_measured: ClassVar[bool] = True
+
+    def build(self, spec: FigureSpec, records: Iterable[Record], lookup: Lookup, runs: Runs) -> Figure:
+        assert spec.measure is not None
+        assert spec.x_measure is not None
+        order = [block for block, _ in spec.series]
+        mine = [record for record in records if record.block in order]
+        behind: Behind = defaultdict(list)
+
+        def drawn(here: list[Record], block: str, label: str) -> list[Series] | None:
+            own = [record for record in here if record.block == block]
+            chosen = best.records if (best := select(settings(own), spec.rule)) else ()
+            x = [spec.x_measure.value(record.metrics) for record in chosen if spec.x_measure]
+            y = [spec.measures.get(r.column, spec.measure).value(r.metrics) for r in chosen if spec.measure]
+            if not x or not all(map(math.isfinite, (*x, *y))):
+                return None if own else []
+            behind[label] += chosen
+            spread = stdev(y) if len(y) > 1 else None
+            return [Series(label, order.index(block), (fmean(x),), (fmean(y),), (spread,), len(y))]
+
+        panels, empty = panels_of(spec, mine, lookup, drawn)
+        at = [x for panel in panels for series in panel.series for x in series.x]
+        return Figure(
+            spec.name,
+            spec.title,
+            spec.kind,
+            spec.x_label or axis_label(spec.x_measure, spec.x_measure.unit, spec.x),
+            spec.y_label or measured(spec.measure, spec),
+            tuple(panels),
+            log_x=bool(at) and max(at) >= 8 * min(at) > 0,
+            notes=notes_of(spec, panels, empty, "bars", behind, spec.measure),
+        )
+
+    def size(self, figure: Figure, across: int, down: int) -> tuple[float, float]:
+        return max(6.4, 5.0 * across), 4.6 * down
+
+    def draw(self, axes: Axes, figure: Figure, panel: Panel) -> None:
+        from zo_sweeps.tables.draw import COLORS, FAINT
+
+        if figure.log_x:
+            axes.set_xscale("log")
+        for series in panel.series:
+            axes.errorbar(series.x, series.y, series.std[0] or 0, fmt="o", color=COLORS[0], ecolor=FAINT, markersize=4)
+        axes.margins(x=0.2)
+        axes.autoscale_view()
+        at = axes.transData.transform([(series.x[0], series.y[0]) for series in panel.series] or [(0, 0)])
+        scale = 72 / axes.figure.dpi
+        taken = [(x * scale - 3, y * scale - 3, 6.0, 6.0) for x, y in at]
+        for series, (x, y) in zip(panel.series, at, strict=False):
+            wide = LETTER * len(series.label)
+            boxes = [
+                (x * scale + side * (wide + 8) + 4, y * scale + lines * LINE - LINE / 2, wide, LINE)
+                for side, lines in PLACES
+            ]
+            box = next((b for b in boxes if not any(_overlap(b, other) for other in taken)), boxes[0])
+            taken.append(box)
+            offset = (box[0] - x * scale, box[1] - y * scale)
+            axes.annotate(series.label, (series.x[0], series.y[0]), offset, textcoords="offset points", fontsize=6)
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and a[1] < b[1] + b[3] and b[1] < a[1] + a[3]
