@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,20 +71,25 @@ def test_gaussian_is_the_exact_map_within_the_stated_tolerance() -> None:
     assert ((got - exact).abs() <= 2e-6 * (1 + exact.abs())).all()
 
 
-def naive_sum(words, scales, base: torch.Tensor, start: int) -> torch.Tensor:
+def naive_sum(words, scales, base: torch.Tensor, start: int, of_signs: bool) -> torch.Tensor:
     """The order of rounding that the module's text states, from whole directions."""
     total = None
     for (k0, k1), scale in zip(words, scales, strict=True):
         z = torch.empty(start + len(base))
-        noise._expression(z, None, 0, [(k0, k1)], [1.0])
+        if of_signs:
+            drawn = noise._words(k0, k1, 0, -(-len(z) // 32), "cpu")
+            z = ((drawn.unsqueeze(1) >> torch.arange(32) & 1) * 2.0 - 1).flatten()[: len(z)]
+        else:
+            noise._expression(z, None, 0, [(k0, k1)], [1.0])
         total = z * torch.tensor(scale) if total is None else total + z * torch.tensor(scale)
     return base + total[start:]
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 5000), (511, 2), (512, 512), (1000, 70_001), (1536, 400_000)])
 @pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("of_signs", [True, False])
 def test_a_part_of_a_sum_has_the_bits_of_whole_directions_summed(
-    compiled: bool, start: int, count: int, monkeypatch: pytest.MonkeyPatch
+    of_signs: bool, compiled: bool, start: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if compiled and not noise.is_compiled():
         pytest.skip("no C compiler here")
@@ -92,10 +98,10 @@ def test_a_part_of_a_sum_has_the_bits_of_whole_directions_summed(
     terms = [(KEY, 1e-3), (NoiseKey(3, 17, 3), -0.7)]
     base = torch.linspace(-1, 1, count)
     words = [noise.words_of(key, "w") for key, _ in terms]
-    expected = naive_sum(words, [scale for _, scale in terms], base, start)
-    shape = torch.Size([count])
-    assert torch.equal(noise.combine(terms, "w", shape, base=base, start=start), expected)
-    assert torch.equal(noise.combine(terms, "w", shape, base=base, out=base, start=start), expected)
+    expected = naive_sum(words, [scale for _, scale in terms], base, start, of_signs)
+    combine = partial(noise.combine, terms, "w", torch.Size([count]), base=base, start=start, of_signs=of_signs)
+    assert torch.equal(combine(), expected)
+    assert torch.equal(combine(out=base), expected)
     assert torch.equal(base, expected)
 
 

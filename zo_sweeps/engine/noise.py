@@ -19,9 +19,9 @@ not. It differs from the exact map by at most 2e-6 (1 + |z|). The largest |z| is
 A sum of directions is rounded in this order: s = c_0 z_0;  s = s + c_i z_i;  out = base + s.
 
 The words need only multiplication, xor, and, and shifts, the operations that an exported program may use. Cost: 18
-integer and about 50 float operations per pair. On a CPU with a C compiler `combine` runs kernels/gaussian.c, several
-times faster than the torch expression and bit-identical (checked when it is loaded). On CUDA, if triton is there, it
-runs kernels/triton.py, checked in the same way on first use on a device.
+integer and about 50 float operations per pair; of signs 18 integer operations per 64 elements. On a CPU with a C
+compiler `combine` runs kernels/gaussian.c, several times faster than the torch expressions and bit-identical (checked
+when it is loaded). On CUDA, if triton is there, Gaussians are by kernels/triton.py, checked on first use on a device.
 """
 
 from __future__ import annotations
@@ -125,10 +125,14 @@ def _hash(x: Tensor, k0: int, k1: int, spare: Tensor) -> tuple[Tensor, Tensor]:
 
 def integers(key: NoiseKey, name: str, count: int, device: torch.device | str = "cpu", *, start: int = 0) -> Tensor:
     """Return the raw words of elements start..start+count-1, [count] int32."""
+    return _words(*words_of(key, name), start, count, device)
+
+
+def _words(k0: int, k1: int, start: int, count: int, device: torch.device | str) -> Tensor:
     group = 2 * LANES
     first, last = start // group, -(-(start + count) // group)
     counter = torch.arange(first * LANES, last * LANES, dtype=torch.int32, device=device)
-    halves = _hash(counter, *words_of(key, name), torch.empty_like(counter))
+    halves = _hash(counter, k0, k1, torch.empty_like(counter))
     words = torch.stack([half.view(-1, LANES) for half in halves], dim=1)
     return words.flatten()[start - first * group :][:count]
 
@@ -209,6 +213,21 @@ def _expression(
                 torch.add(base[place], wanted, out=out[place])
 
 
+def _sign_expression(
+    out: Tensor, base: Tensor | None, start: int, words: Sequence[tuple[int, int]], scales: Sequence[float]
+) -> None:
+    """As `_expression`, of signs."""
+    first, last = start // 32, -(-(start + out.numel()) // 32)
+    signs_of = _signs_of_bytes(out.device)
+    total: Tensor | None = None
+    for (k0, k1), scale in zip(words, scales, strict=True):
+        drawn = _words(k0, k1, first, last - first, out.device).view(torch.uint8).int()
+        z = signs_of.index_select(0, drawn).view(-1)[start - 32 * first :][: out.numel()].mul_(scale)
+        total = z if total is None else total.add_(z)
+    assert total is not None, "a sum has at least one term"
+    out.copy_(total if base is None else total.add_(base))
+
+
 def _rounded(
     run: Run,
     out: Tensor,
@@ -223,12 +242,12 @@ def _rounded(
     out.copy_(total if base is None else total.add_(base))
 
 
-def _same_bits(run: Run, device: torch.device, dtype: torch.dtype, add: bool) -> bool:
+def _same_bits(run: Run, expression: Run, device: torch.device, dtype: torch.dtype, add: bool) -> bool:
     """Tell whether `run` on `device` is bit-identical to the torch expression on the CPU; `add`: with a base."""
     words, scales, base = [(-5, 17), (1 << 30, -(1 << 30))], [0.3, -1.7], torch.linspace(-1, 1, 5 * LANES, dtype=dtype)
     for start in (3 * LANES + 1, 3 * LANES):  # the CUDA kernel has code of its own for multiples of 8
         ours, theirs = torch.empty_like(base), torch.empty_like(base, device=device)
-        _rounded(_expression, ours, base if add else None, start, words, scales)
+        _rounded(expression, ours, base if add else None, start, words, scales)
         run(theirs, base.to(device) if add else None, start, words, scales)
         if not torch.equal(ours, theirs.cpu()):
             return False
@@ -237,12 +256,14 @@ def _same_bits(run: Run, device: torch.device, dtype: torch.dtype, add: bool) ->
 
 @lru_cache(maxsize=1)
 def _native() -> ctypes.CDLL | None:
-    """Return the compiled map if it can be built and is bit-identical to the torch expression, else None."""
+    """Return the compiled maps if they can be built and are bit-identical to the torch expressions, else None."""
     code = native.library()
     if code is None:
         return None
-    same = _same_bits(partial(native.combine, code), torch.device("cpu"), torch.float32, True)
-    return code if same else None
+    maps = ((code.zo_combine, _expression), (code.zo_signs, _sign_expression))
+    cpu = torch.device("cpu")
+    same = [_same_bits(partial(native.combine, run), expression, cpu, torch.float32, True) for run, expression in maps]
+    return code if all(same) else None
 
 
 @cache
@@ -251,7 +272,7 @@ def _triton(device: torch.device, dtype: torch.dtype, add: bool) -> Run | None:
     try:
         from zo_sweeps.engine.kernels import triton
 
-        if _same_bits(triton.combine, device, dtype, add):
+        if _same_bits(triton.combine, _expression, device, dtype, add):
             return triton.combine
         why = "its bits differ from the torch expression's"
     except Exception as error:  # no triton, no compiler for its launcher, an old device: anything can be raised
@@ -260,15 +281,16 @@ def _triton(device: torch.device, dtype: torch.dtype, add: bool) -> Run | None:
     return None
 
 
-def _runner(out: Tensor, base: Tensor | None) -> Run:
+def _runner(out: Tensor, base: Tensor | None, of_signs: bool) -> Run:
     """Return the fastest implementation for these tensors."""
     same_dtype = base is None or base.dtype == out.dtype
-    if out.is_cuda and same_dtype and out.dtype in (torch.float32, *HALVES):
+    if out.is_cuda and not of_signs and same_dtype and out.dtype in (torch.float32, *HALVES):
         kernel = _triton(out.device, out.dtype, base is not None)
         if kernel is not None:
             return kernel
-    code = _native() if out.device.type == "cpu" else None
-    run: Run = _expression if code is None else partial(native.combine, code)
+    run: Run = _sign_expression if of_signs else _expression
+    if out.device.type == "cpu" and (code := _native()) is not None:
+        run = partial(native.combine, code.zo_signs if of_signs else code.zo_combine)
     return run if same_dtype and out.dtype == torch.float32 else partial(_rounded, run)
 
 
@@ -281,10 +303,12 @@ def combine(
     base: Tensor | None = None,
     out: Tensor | None = None,
     start: int = 0,
+    of_signs: bool = False,
 ) -> Tensor:
     """Return base + sum_i c_i z(key_i) for the terms (key_i, c_i): summed in fp32, rounded once to the dtype of `out`.
 
     Args:
+        of_signs: z is of signs, and not Gaussian (`signs`).
         name: the parameter.
         shape, start: shape of the result, which holds the parameter's elements start, start + 1, ....
         base: tensor of as many elements; defaults to zero.
@@ -296,7 +320,7 @@ def combine(
         out = torch.empty(shape, device=device, dtype=torch.float32 if base is None else base.dtype)
     flat, source = out.view(-1), None if base is None else base.reshape(-1)
     words = [words_of(key, name) for key, _ in terms]
-    _runner(flat, source)(flat, source, start, words, [scale for _, scale in terms])
+    _runner(flat, source, of_signs)(flat, source, start, words, [scale for _, scale in terms])
     return out
 
 
@@ -318,10 +342,9 @@ def gaussian(key: NoiseKey, name: str, shape: torch.Size, device: torch.device |
 
 def signs(key: NoiseKey, name: str, shape: torch.Size, device: torch.device | str = "cpu") -> Tensor:
     """Return 2 bit - 1 with bit j mod 32 (lowest first) of word j // 32: a new fp32 tensor of +1 and -1."""
-    count = shape.numel()
-    words = integers(key, name, -(-count // 32), device)
-    chosen = _signs_of_bytes(torch.device(device)).index_select(0, words.view(torch.uint8).int())
-    return chosen.view(-1)[:count].view(shape)
+    out = torch.empty(shape, device=device)
+    _sign_expression(out.view(-1), None, 0, [words_of(key, name)], [1.0])
+    return out
 
 
 @cached(8)

@@ -1,4 +1,4 @@
-/* Sums of addressed Gaussian directions: the map specified in noise.py, bit-identical to its torch expression.
+/* Sums of addressed directions, Gaussian or of signs: the maps specified in noise.py, bit-identical to its torch expressions.
 
    Only IEEE additions, multiplications and square roots, each rounded separately: compile with -ffp-contract=off and
    without -ffast-math. Compilers vectorize the loops over lanes. */
@@ -20,16 +20,24 @@ static inline uint32_t as_bits(float value) {
     return bits;
 }
 
+/* Word 0 of a counter, and the word 1 that follows from it. */
+static inline uint32_t word_0(uint32_t counter, uint32_t k0, uint32_t k1) {
+    uint32_t x = counter ^ k0;
+    x = (x ^ x >> 16) * 0x7FEB352Du;
+    x ^= k1;
+    x = (x ^ x >> 15) * 0x846CA68Bu;
+    return x ^ x >> 16;
+}
+
+static inline uint32_t word_1(uint32_t x, uint32_t k0) {
+    uint32_t y = x * 0x9E3779B1u + k0;
+    return y ^ y >> 15;
+}
+
 /* The elements of lanes 0..n-1: a[i] and b[i] are the first and the second member of counter + i. */
 static void pairs(uint32_t counter, int n, uint32_t k0, uint32_t k1, float *restrict a, float *restrict b) {
     for (int i = 0; i < n; i++) {
-        uint32_t x = (counter + (uint32_t)i) ^ k0;
-        x = (x ^ x >> 16) * 0x7FEB352Du;
-        x ^= k1;
-        x = (x ^ x >> 15) * 0x846CA68Bu;
-        x ^= x >> 16;
-        uint32_t y = x * 0x9E3779B1u + k0;
-        y ^= y >> 15;
+        const uint32_t x = word_0(counter + (uint32_t)i, k0, k1), y = word_1(x, k0);
 
         uint32_t bits = (as_bits((float)(int32_t)(x | 1)) & 0x7FFFFFFFu) - (0x3F3504F3u + (31u << 23));
         float exponent = (float)((int32_t)bits >> 23);
@@ -83,6 +91,29 @@ void zo_combine(float *out, const float *base, int64_t start, int64_t count, int
                 const float value = sum[half][e - lane0];
                 out[e - start] = base ? base[e - start] + value : value;
             }
+        }
+    }
+}
+
+/* As zo_combine, of signs: element e of z_k is +1 if bit e mod 32 of word e / 32 is set, and -1 if not. */
+void zo_signs(float *out, const float *base, int64_t start, int64_t count, int32_t terms, const uint32_t *keys,
+              const float *scale) {
+    float sum[32];
+    const int64_t stop = start + count;
+    for (int64_t word = start / 32; word * 32 < stop; word++) {
+        const uint32_t counter = (uint32_t)(word / (2 * LANES) * LANES + word % LANES);
+        for (int k = 0; k < terms; k++) {
+            const uint32_t x = word_0(counter, keys[2 * k], keys[2 * k + 1]);
+            const uint32_t unset = ~(word % (2 * LANES) < LANES ? x : word_1(x, keys[2 * k])), c = as_bits(scale[k]);
+            for (int i = 0; i < 32; i++) {
+                const float term = as_float(c ^ (unset >> i & 1u) << 31);
+                sum[i] = k ? sum[i] + term : term;
+            }
+        }
+        const int64_t first = word * 32, a = first > start ? first : start, b = first + 32 < stop ? first + 32 : stop;
+        for (int64_t e = a; e < b; e++) {
+            const float value = sum[e - first];
+            out[e - start] = base ? base[e - start] + value : value;
         }
     }
 }

@@ -11,7 +11,7 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
@@ -44,8 +44,9 @@ def library() -> ctypes.CDLL | None:
             except (OSError, subprocess.SubprocessError):
                 continue
             pointer, size = ctypes.c_void_p, ctypes.c_int64
-            built.zo_combine.argtypes = [pointer, pointer, size, size, ctypes.c_int32, pointer, pointer]
-            built.zo_combine.restype = None
+            for function in (built.zo_combine, built.zo_signs):
+                function.argtypes = [pointer, pointer, size, size, ctypes.c_int32, pointer, pointer]
+                function.restype = None
             return built
     return None
 
@@ -56,14 +57,18 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def combine(
-    code: ctypes.CDLL,
+    function: Callable[..., None],
     out: Tensor,
     base: Tensor | None,
     start: int,
     words: Sequence[tuple[int, int]],
     scales: Sequence[float],
 ) -> None:
-    """Set out = base + sum_k scales[k] * z_k at elements start, start+1, ...; contiguous fp32 on the CPU."""
+    """Set out = base + sum_k scales[k] * z_k at elements start, start+1, ...; contiguous fp32 on the CPU.
+
+    Args:
+        function: of `library`: what z is.
+    """
     count, terms = out.numel(), len(words)
     keys = (ctypes.c_uint32 * (2 * terms))(*(word & 0xFFFFFFFF for pair in words for word in pair))
     factors = (ctypes.c_float * terms)(*scales)
@@ -72,7 +77,7 @@ def combine(
     def part(first: int, last: int) -> None:
         """Compute elements first..last-1 of `out`."""
         at = None if source is None else source + 4 * first
-        code.zo_combine(to + 4 * first, at, start + first, last - first, terms, keys, factors)
+        function(to + 4 * first, at, start + first, last - first, terms, keys, factors)
 
     threads = min(torch.get_num_threads(), count * terms // PER_THREAD, count // GROUP)
     if threads <= 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,27 @@ class Rademacher(Perturbation):
     """z_j = 2 bit - 1 with bit j mod 32 (lowest first) of word j // 32: bit-identical on every device.
 
     E[z z^T] = I and ||z||^2 = d exactly, so that E||ghat||^2 / ||grad f||^2 = d for one direction, the minimum over
-    distributions with independent elements. Cost: one hashed word per 32 elements, and a table look-up per 8 elements.
-    Source: Spall, Multivariate stochastic approximation using a simultaneous perturbation gradient approximation,
-    1992; PeZO Table 3 lists it as a baseline that fails to train.
+    distributions with independent elements. Cost: one hashed word per 32 elements, and a pass over the memory of what
+    it is added to. Source: Spall, Multivariate stochastic approximation using a simultaneous perturbation gradient
+    approximation, 1992; PeZO Table 3 lists it as a baseline that fails to train.
     """
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         from zo_sweeps.engine import noise
 
         return noise.signs(key, name, shape, device)
+
+    def combine(
+        self,
+        terms: Sequence[tuple[NoiseKey, float]],
+        name: str,
+        shape: torch.Size,
+        device: torch.device,
+        *,
+        base: Tensor | None = None,
+        out: Tensor | None = None,
+        start: int = 0,
+    ) -> Tensor:
+        from zo_sweeps.engine import noise
+
+        return noise.combine(terms, name, shape, device, base=base, out=out, start=start, of_signs=True)
