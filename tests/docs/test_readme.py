@@ -124,11 +124,12 @@ def cells(notebook: str) -> str:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The tutorial's folder, with its task, its grid and the rows of its script; FOLDER with a perturbation."""
+    """The folder of README and tutorial: a method, a task, a grid, the rows of a script; FOLDER with a perturbation."""
     folder = tmp_path_factory.mktemp("own")
     write_example(folder)
-    files = re.findall(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
-    assert [name for name, _ in files] == ["make_rows.py", "my/task/mood.yaml", "my/grid/mine.yaml"]
+    files = re.findall(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```", TUTORIAL + TEXT, re.MULTILINE | re.DOTALL)
+    method = ["my/perturbation/laplace.py", "my/method/laplace.yaml"]
+    assert [name for name, _ in files] == ["make_rows.py", "my/task/mood.yaml", "my/grid/mine.yaml", *method]
     for name, text in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
