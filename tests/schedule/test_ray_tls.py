@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import shutil
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +59,28 @@ def server(token: str) -> Iterator[str]:
 
         threading.Thread(target=serve, daemon=True).start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_processes_that_begin_together_have_one_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    write, together, token = ray_tls._write, threading.Barrier(4), secrets.token_hex(32)
+
+    def slow(folder: Path, token: str, names: list[str]) -> None:
+        written.append(folder)
+        time.sleep(0.1)
+        write(folder, token, names)
+
+    def begin(_: int) -> dict[str, str | None]:
+        together.wait()
+        return ray_tls.variables(token)
+
+    monkeypatch.setattr(ray_tls, "_write", slow)
+    with ThreadPoolExecutor(4) as pool:
+        files, *_ = pool.map(begin, range(4))
+    assert len(written) == 1
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(str(files["RAY_TLS_SERVER_CERT"]), str(files["RAY_TLS_SERVER_KEY"]))
+    shutil.rmtree(written[0])
 
 
 def test_machines_with_the_token_know_each_other_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import ssl
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import replacing
+from zo_sweeps.core.files import locked, replacing
 
 USE = "RAY_USE_TLS"
 # The order of P-256's group: private keys are below it.
@@ -42,8 +42,9 @@ def variables(token: str) -> dict[str, str | None]:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise UserError(f"{folder} belongs to someone else", fix="remove it")
-    if not (folder / "ca.pem").exists():
-        _write(folder, token, names)
+    with locked(folder / "lock"):  # else the key of one process and the certificate of another may be left
+        if not (folder / "ca.pem").exists():
+            _write(folder, token, names)
     files = {"SERVER_CERT": "node.pem", "SERVER_KEY": "node.key", "CA_CERT": "ca.pem"}
     return {USE: "1", **{f"RAY_TLS_{name}": str(folder / file) for name, file in files.items()}}
 
