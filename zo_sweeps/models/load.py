@@ -58,7 +58,7 @@ def load(
             module, tokenizer = _random(model.arch, arch, int(model.seed), dtype, codes)
             return _wrapped(module.to(device), tokenizer, arch.masked)
         on_hub = model.source == ModelSource.HUB
-        folder = _from_hub(model) if on_hub else folder_of(model)
+        folder = snapshot(model) if on_hub else folder_of(model)
         arch = read_checkpoint_info(folder).arch
         if package := package_of(model):
             return _wrapped(*_packaged(package, arch, dtype, device, codes), arch.masked, package=package)
@@ -80,7 +80,7 @@ def _class_of(masked: bool) -> Any:
     return AutoModelForMaskedLM if masked else AutoModelForCausalLM
 
 
-def _from_hub(model: Model) -> Path:
+def snapshot(model: Model) -> Path:
     """Return the folder of a snapshot, downloading it if it is not in the cache.
 
     A cached snapshot is used without asking the hub, so that a sweep's weights do not change when `main` moves. Raises

@@ -22,6 +22,7 @@ from zo_sweeps.core.host import version_of
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import Precision
+from zo_sweeps.models.gguf import SUFFIX
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +129,7 @@ def read(folder: Path) -> Package | None:
 
 def of(model: Model) -> Package | None:
     """Return the package that a local model is; None for any other. Raises UserError as `read` does."""
-    if model.source is not ModelSource.LOCAL or not model.path:
+    if model.source is not ModelSource.LOCAL or not model.path or model.path.endswith(SUFFIX):
         return None
     return read(folder_at(model.path, "model.path"))
 

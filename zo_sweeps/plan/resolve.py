@@ -104,6 +104,8 @@ def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts
     if tree["model"]["source"] == ModelSource.HUB and is_folder(tree["model"]["path"]):
         tree["model"] = {**tree["model"], "source": ModelSource.LOCAL.value}
         edited -= {"model.path"}  # a caveat names the folder
+    elif tree["model"]["source"] == ModelSource.HUB and not edited:
+        tree["model"] = _as_fetched(tree["model"])
     if edited:
         said = {
             "another shape" if path.startswith("model.arch") else f"{path}={setting.values[path]}" for path in edited
@@ -139,6 +141,16 @@ def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts
 def is_folder(path: object) -> bool:
     """Return whether a hub model's path is a folder: no id begins with /, ~ or a dot, or has two slashes."""
     return isinstance(path, str) and (path.startswith(("/", "~", ".")) or path.count("/") > 1)
+
+
+def _as_fetched(model: dict[str, Any]) -> dict[str, Any]:
+    """Return a hub model as the GGUF file that `fetch` left for it, where that is what this machine has of it."""
+    from zo_sweeps.models.identity import fetched
+
+    if (file := fetched(model)) is None:
+        return model
+    local = {"source": ModelSource.LOCAL.value, "path": str(file), "revision": None, "arch": {}}
+    return {**model, **local, "display": model["wheel"]["display"]}
 
 
 def _own_precision(model: Mapping[str, Any], device: Device) -> Mapping[str, Any]:

@@ -54,7 +54,9 @@ def _paths(config: TrialConfig) -> Iterator[tuple[str, str, Path]]:
 
 def _in_folders(config: TrialConfig) -> Iterator[tuple[str, Path, Path]]:
     model = config.model
-    if model.source in (ModelSource.LOCAL, ModelSource.DEMO):
+    if file := identity.gguf_file(model):
+        yield MODEL, file.parent, file
+    elif model.source in (ModelSource.LOCAL, ModelSource.DEMO):
         folder = folder_of(model).absolute()
         named = {folder / Path(path).name for path in files_of(model)}
         named |= {path for path in folder.iterdir() if any(fnmatch(path.name, one) for one in LOADED)}

