@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder, locked, new_folder
 from zo_sweeps.core.host import version_of
+from zo_sweeps.models.checkpoint import FILE as TOKENIZER
 from zo_sweeps.models.checkpoint import INDEX
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ LEFT_OUT = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+ROTARY = "rope.dimension_count"  # taken for the width of heads where it is read
 ROPE_FACTORS = "rope_freqs.weight"
 # Values of `tokenizer.ggml.pre` whose texts GPT-2's pattern splits rightly, which transformers falls back to: the last
 # three split digits first, which changes nothing where no token has two digits.
@@ -93,7 +95,7 @@ def _convert(file: Path, folder: Path) -> None:
     with quiet():
         config = _config(reader, file)
         config.save_pretrained(str(folder))
-        _tokenizer(reader, file).save_pretrained(str(folder))
+        _save_tokenizer(reader, file, folder)
         _save(_tensors(reader, config, file), folder)
 
 
@@ -104,7 +106,7 @@ def _refused(file: Path, what: str, choices: Iterable[str] = ()) -> UserError:
 def _config(reader: Any, file: Path) -> Any:
     """Return the configuration. Raises UserError if the file states something that it would lack."""
     from transformers import AutoConfig
-    from transformers.integrations import GGUF_CONFIG_MAPPING
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     fields = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.ggml.")}
@@ -112,13 +114,14 @@ def _config(reader: Any, file: Path) -> Any:
     if family not in ARCHITECTURES:
         raise _refused(file, f"a GGUF file of architecture {family!r} cannot be converted", ARCHITECTURES)
     stated = {key.removeprefix(f"{family}."): value for key, value in fields.items() if key.startswith(f"{family}.")}
-    stated = {key: value for key, value in stated.items() if not GGUF_CONFIG_MAPPING[family].get(key)}
+    is_read: Mapping[str, Any] = GGUF_CONFIG_MAPPING[family]
+    stated = {key: value for key, value in stated.items() if key == ROTARY or not is_read.get(key)}
     added = {LEFT_OUT[key]: stated.pop(key) for key in LEFT_OUT if key in stated}
     config = AutoConfig.for_model(**{**load_gguf_checkpoint(str(file))["config"], **added})
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     implied = {
         "attention.value_length": head,
-        "rope.dimension_count": head,
+        ROTARY: head,
         "rope.scaling.original_context_length": config.max_position_embeddings,
         "rope.scaling.attn_factor": 1.0,
     }
@@ -146,15 +149,16 @@ def _scaled(config: Any, factors: Any, file: Path) -> Any:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    scaling: Any = ROPE_INIT_FUNCTIONS["llama3"]
+    scaled, _ = scaling(config, torch.device("cpu"))
     if not torch.allclose(scaled * torch.tensor(factors), plain, rtol=1e-4, atol=0.0):
         raise _refused(file, f"the factors of rotary positions ({ROPE_FACTORS}) are not those of Llama 3")
     return config
 
 
-def _tokenizer(reader: Any, file: Path) -> Any:
-    """Return the tokenizer, with the chat template. Raises UserError if its texts would be split in another way."""
-    from transformers import AutoTokenizer
+def _save_tokenizer(reader: Any, file: Path, folder: Path) -> None:
+    """Write the tokenizer, with the chat template. Raises UserError if it would split texts in another way."""
+    from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     kind, pre = (reader.fields.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
@@ -162,9 +166,15 @@ def _tokenizer(reader: Any, file: Path) -> Any:
     if kind is not None and kind.contents() == "gpt2" and pre is not None and pre.contents() not in known:
         raise _refused(file, f"a tokenizer that splits texts as {pre.contents()!r} cannot be converted", known)
     try:
-        return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+        # The class of an architecture would build one of its own, whatever the file says.
+        PreTrainedTokenizerFast.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(str(folder))
     except (ValueError, LookupError, TypeError, OSError) as error:
         raise _refused(file, f"the tokenizer cannot be converted ({' '.join(str(error).split())})") from None
+    # transformers adds the special tokens of the class that it builds from, which the model has no rows for.
+    whole = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
+    size = len(reader.fields["tokenizer.ggml.tokens"].data)
+    whole["added_tokens"] = [token for token in whole["added_tokens"] if token["id"] < size]
+    (folder / TOKENIZER).write_text(json.dumps(whole, ensure_ascii=False), encoding="utf-8")
 
 
 def _tensors(reader: Any, config: Any, file: Path) -> Iterator[tuple[str, Tensor]]:

@@ -149,7 +149,7 @@ def _as_fetched(model: dict[str, Any]) -> dict[str, Any]:
 
     if (file := fetched(model)) is None:
         return model
-    local = {"source": ModelSource.LOCAL.value, "path": str(file), "revision": None, "arch": {}}
+    local: dict[str, Any] = {"source": ModelSource.LOCAL.value, "path": str(file), "revision": None, "arch": {}}
     return {**model, **local, "display": model["wheel"]["display"]}
 
 
