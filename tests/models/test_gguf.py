@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.models.common import local, make
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import CACHE
+from zo_sweeps.core.files import CACHE, cache_at
 from zo_sweeps.models import gguf, identity
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.models.load import load
@@ -205,6 +205,20 @@ def test_tokenizer_template_and_identity_are_those_of_the_file(tmp_path: Path, c
     assert identity.status(local(other)).fingerprint == status.fingerprint
     assert [*identity.files_of(local(other)).values()] == [status.fingerprint.removeprefix("gguf:")]
     assert (folder / "config.json").stat().st_mtime_ns == before  # not converted again
+
+
+def test_what_was_converted_can_be_dropped_and_is_converted_again_to_the_same_bytes(tmp_path: Path) -> None:
+    file = write(tmp_path / "model.gguf", "qwen2", source("qwen2"), Type.Q8_0)
+    folder = identity.folder_of(local(file))
+    (entry,) = gguf.stored()
+    assert (entry.mark, entry.bytes > 10**6) == (fingerprint_of(file), True)
+    with cache_at(tmp_path / "other"):
+        identity.folder_of(local(file))
+    assert entry.is_same(tmp_path / "other")
+    with entry.held():
+        entry.drop()
+    assert not folder.exists()
+    assert not [*gguf.stored()]
 
 
 def fingerprint_of(file: Path) -> str:

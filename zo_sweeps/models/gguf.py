@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import cache_folder, locked, new_folder
+from zo_sweeps.core.files import Cached, cache_folder, locked, new_folder
 from zo_sweeps.core.host import version_of
 from zo_sweeps.models.checkpoint import FILE as TOKENIZER
 from zo_sweeps.models.checkpoint import INDEX
@@ -77,6 +77,16 @@ def converted(file: Path, digest: str) -> Path:
             f"cannot store the converted model ({error.strerror or error})", where=str(folder), fix=fix
         ) from None
     return folder
+
+
+def stored() -> Iterator[Cached]:
+    """Iterate over this machine's converted files by the fingerprints of the models; no weight is read."""
+    for folder in sorted(path for path in (cache_folder() / "gguf").glob("*") if path.is_dir()):
+        if folder.suffix != ".part":
+            here = folder.relative_to(cache_folder())
+            files = tuple(here / file.name for file in sorted(folder.iterdir()))
+            digest = folder.name.partition("-")[0]
+            yield Cached("converted", f"gguf:{digest}", files, here.with_name(f"{here.name}.lock"), folder=True)
 
 
 def _convert(file: Path, folder: Path) -> None:

@@ -1,9 +1,9 @@
 """What the cache folder holds for the trials of a state folder, and dropping what is proven to be computed again.
 
 A state folder itself holds nothing to drop: journals and ledger are what all else is rebuilt from, and MLflow's copy
-and the reports in it are small. Large are masks, codes and exported programs, which the first trial that needs them
-leaves in the cache folder of its machine. A journal names masks and codes by their fingerprints, and the code that a
-program was exported by.
+and the reports in it are small. Large are masks, codes, exported programs and converted GGUF files, which the first
+trial that needs them leaves in the cache folder of its machine. A journal names masks and codes by their fingerprints,
+and the code that a program was exported by; a trial names its model.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Dropped:
 
 
 def reclaimable(state_dir: Path) -> list[Reclaimable]:
-    """Return the masks, codes and programs in this machine's cache that trials of a state folder used, largest first.
+    """Return what this machine's cache holds for the trials of a state folder, largest first.
 
     Raises UserError if nothing has been run there, or a journal is damaged. Cost: reads the journals.
     """
-    from zo_sweeps.models import mask_store
+    from zo_sweeps.models import gguf, mask_store
     from zo_sweeps.run import packages
 
     must_have_run(state_dir)
@@ -69,7 +69,7 @@ def reclaimable(state_dir: Path) -> list[Reclaimable]:
     found = []
     runtimes = (made for one in members("runtime").values() if isinstance(made := one(), Runtime))
     prepared = (entry for runtime in runtimes for entry in runtime.prepared())
-    for cached in (*mask_store.stored(), *packages.stored(), *prepared):
+    for cached in (*mask_store.stored(), *packages.stored(), *gguf.stored(), *prepared):
         if trials := users.get((cached.kind, cached.mark)):
             waiting = sum(not standing.has_result(trial_id) for trial_id in trials)
             of = tuple({trial.task: trial for trial in trials.values()}.values())
@@ -80,6 +80,7 @@ def reclaimable(state_dir: Path) -> list[Reclaimable]:
 
 def _names(trial: Trial, events: Sequence[Event]) -> Iterator[tuple[str, str]]:
     """Yield (kind, mark) of each entry that a trial has used."""
+    yield "converted", trial.config.get("model", {}).get("fingerprint", "")
     for event in events:
         if isinstance(event, ComputedMask):
             yield "mask", event.fingerprint
