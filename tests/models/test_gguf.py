@@ -238,6 +238,20 @@ def test_a_large_file_is_identified_by_its_tokenizer_too(tmp_path: Path, monkeyp
     assert identity.fingerprint_model(local(tmp_path / "other.gguf")) != first != fingerprint_of(file)
 
 
+def test_a_file_of_the_hub_is_the_one_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    repo = tmp_path / "hub" / "models--some--where"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("c0ffee")
+    (repo / "snapshots" / "c0ffee" / "small").mkdir(parents=True)
+    file = write(repo / "snapshots" / "c0ffee" / "small" / "model.gguf", "qwen2", source("qwen2"))
+    model = make(source="local", path="some/where/small/model.gguf")
+    assert identity.gguf_file(model) == file
+    assert identity.fingerprint_model(model) == fingerprint_of(file)
+
+
 def test_scaled_positions_of_llama_3_are_those_of_its_factors(tmp_path: Path) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

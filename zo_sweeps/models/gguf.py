@@ -96,7 +96,7 @@ def _convert(file: Path, folder: Path) -> None:
         from gguf import GGUFReader
     except ImportError:
         what = "a GGUF file is read with the package gguf, which is not installed"
-        raise UserError(what, where=str(file), fix="pip install 'zo-sweeps[gguf]'") from None
+        raise UserError(what, where=str(file), fix="pip install gguf") from None
     try:
         reader = GGUFReader(file)
     except (ValueError, LookupError, TypeError, OverflowError) as error:
@@ -124,8 +124,8 @@ def _config(reader: Any, file: Path) -> Any:
     if family not in ARCHITECTURES:
         raise _refused(file, f"a GGUF file of architecture {family!r} cannot be converted", ARCHITECTURES)
     stated = {key.removeprefix(f"{family}."): value for key, value in fields.items() if key.startswith(f"{family}.")}
-    is_read: Mapping[str, Any] = GGUF_CONFIG_MAPPING[family]
-    stated = {key: value for key, value in stated.items() if key == ROTARY or not is_read.get(key)}
+    mapping: Any = GGUF_CONFIG_MAPPING
+    stated = {key: value for key, value in stated.items() if key == ROTARY or not mapping[family].get(key)}
     added = {LEFT_OUT[key]: stated.pop(key) for key in LEFT_OUT if key in stated}
     config = AutoConfig.for_model(**{**load_gguf_checkpoint(str(file))["config"], **added})
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -201,7 +201,8 @@ def _tensors(reader: Any, config: Any, file: Path) -> Iterator[tuple[str, Tensor
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     family = reader.fields["general.architecture"].contents()
-    processor = TENSOR_PROCESSORS.get(family, TensorProcessor)(config=config.to_dict())
+    made_by: Any = TENSOR_PROCESSORS.get(family, TensorProcessor)
+    processor = made_by(config=config.to_dict())
     (known,) = (one for one, name in MODEL_ARCH_NAMES.items() if name == family)
     stems = get_tensor_name_map(known, config.num_hidden_layers)
     lacking = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

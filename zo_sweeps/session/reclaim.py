@@ -80,7 +80,7 @@ def reclaimable(state_dir: Path) -> list[Reclaimable]:
 
 def _names(trial: Trial, events: Sequence[Event]) -> Iterator[tuple[str, str]]:
     """Yield (kind, mark) of each entry that a trial has used."""
-    yield "converted", trial.config.get("model", {}).get("fingerprint", "")
+    yield "converted", trial.config.to_json().get("model", {}).get("fingerprint", "")
     for event in events:
         if isinstance(event, ComputedMask):
             yield "mask", event.fingerprint

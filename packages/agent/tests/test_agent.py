@@ -26,9 +26,10 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ClientLine, End, Event, Start, Steps, read_event
 from zo_sweeps.core.events import write_event as to_json
 from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import identity
-from zo_sweeps.models.identity import DEMO, fingerprint_model
+from zo_sweeps.models.identity import DEMO, fingerprint_model, gguf_file
 from zo_sweeps.record.journal import Journal
 from zo_sweeps.tasks import data
 from zo_sweeps.tasks.spec import TaskSpec
@@ -454,6 +455,21 @@ def test_rows_of_the_hub_reach_a_board_without_its_library_as_files(
     assert drawn(TrialConfig.of(there.config)) == here
     assert {row["label"] for row in here.train} == {False, True}
     assert TrialConfig.of(there.config).trial_id() == trial.trial_id
+
+
+def test_a_gguf_file_is_sent_as_it_is(tmp_path: Path) -> None:
+    from tests.run.common import make
+
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    (tmp_path / "notes.json").write_text("{}")  # beside it, and no part of the model
+    config = TrialConfig.of(make("model=demo", "update.lr=1e-3").config)
+    model = replace(config.model, source=ModelSource.LOCAL, path=str(file))
+    (listed,) = [one for one in lease_files(replace(config, model=model)) if one.of == "model"]
+    assert (listed.path, listed.here) == ("model.gguf", str(file))
+    (tmp_path / "board").mkdir()
+    file.rename(tmp_path / "board" / "model.gguf")
+    assert gguf_file(replace(model, path=str(tmp_path / "board"))) == tmp_path / "board" / "model.gguf"
 
 
 def test_a_hub_model_comes_from_the_hub_or_the_head_or_is_told_missing(

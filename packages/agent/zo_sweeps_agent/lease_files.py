@@ -55,7 +55,7 @@ def _paths(config: TrialConfig) -> Iterator[tuple[str, str, Path]]:
 def _in_folders(config: TrialConfig) -> Iterator[tuple[str, Path, Path]]:
     model = config.model
     if file := identity.gguf_file(model):
-        yield MODEL, file.parent, file
+        yield MODEL, file.parent.absolute(), file.absolute()
     elif model.source in (ModelSource.LOCAL, ModelSource.DEMO):
         folder = folder_of(model).absolute()
         named = {folder / Path(path).name for path in files_of(model)}
