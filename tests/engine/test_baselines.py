@@ -169,8 +169,8 @@ def test_a_prompt_has_k_solved_examples_of_the_train_split_before_it(spec: TaskS
     *shown, own = text_of(tokenizer, example).split("\n\n")
     assert own == "What a film! It was good"
     assert len(set(shown)) == 4
-    assert set(shown) <= {demonstration(spec, r) for r in ROWS}
-    assert demonstration(spec, ROWS[1]) == "The b film is b. It was good"
+    assert set(shown) <= {"".join(demonstration(spec, r)) for r in ROWS}
+    assert "".join(demonstration(spec, ROWS[1])) == "The b film is b. It was good"
     plain = encode(spec, row, tokenizer, 2000)
     assert [c.answer_length for c in example.candidates] == [c.answer_length for c in plain.candidates]
     assert [c.ids[-1] for c in example.candidates] == [c.ids[-1] for c in plain.candidates]

@@ -122,8 +122,9 @@ def test_a_field_of_a_part_counts_unless_it_is_marked_otherwise(name: str) -> No
 
 def test_the_wording_that_is_chosen_counts() -> None:
     config = example()
-    assert [f.name for f in options(config.prompt)] == ["name", "shared"]
-    assert changes(config, replace(config, prompt=replace(config.prompt, shared=True)))
+    assert [f.name for f in options(config.prompt)] == ["name", "shared", "system"]
+    for change in ({"shared": True}, {"system": "Be brief."}):
+        assert changes(config, replace(config, prompt=replace(config.prompt, **change)))
     ids = {replace(config, prompt=replace(config.prompt, name=name)).trial_id() for name in config.task.dialects}
     assert len(ids) == len(config.task.dialects)
 

@@ -349,7 +349,7 @@ dialects:
         prompt = render(spec, row)
         assert prompt.text == f"Day {row['remark'][4:]} I am"
         assert prompt.options[prompt.gold] == " " + row["meta"]["mood"]
-    with pytest.raises(UserError, match=r"unknown prompt dialect 'mezo' in task 'mood'; choose from: ours"):
+    with pytest.raises(UserError, match=r"unknown prompt dialect 'mezo' in task 'mood'; choose from: chat, ours"):
         spec_of(task, "mezo")
 
 

@@ -41,6 +41,8 @@ def test_real_rows_encode(name: str, dialect: str, real_tokenizer: Any, shared: 
         for row in read_split(spec, typed(task), data_dir, "test"):
             assert render(spec, row).text.count(MASK) == 1
         return  # encoded for a masked model alone
+    if spec.chat:
+        return  # these models have no chat template
     golds, rows = set(), read_split(spec, typed(task), data_dir, "test")
     for row in [*rows[:60], *{spec.gold(row): row for row in rows}.values()]:
         prompt = render(spec, row)

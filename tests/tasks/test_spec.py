@@ -54,7 +54,7 @@ def test_the_reduced_dev_split_is_set_for_copa_and_cb_only() -> None:
 
 def test_an_unknown_dialect_lists_the_dialects_of_the_task() -> None:
     with pytest.raises(
-        UserError, match=r"unknown prompt dialect 'mezzo' in task 'sst2'; choose from: mezo, mezo_medium, prge,"
+        UserError, match=r"unknown prompt dialect 'mezzo' in task 'sst2'; choose from: chat, mezo, mezo_medium, prge,"
     ):
         spec_of(load_task("sst2"), "mezzo")
 

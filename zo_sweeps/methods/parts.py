@@ -285,11 +285,14 @@ class Data:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """The task's prompt: its wording, and whether the options of an example are computed from one forward of it."""
+    """The task's prompt: its wording, its system text, and whether an example's options share one forward of it."""
 
     name: str = option("mezo", "dialect of the task")
     shared: bool = option(
         False,
         "an example's options of several tokens share the forward of their prompt; rounds differently",
         added=True,
+    )
+    system: str = option(
+        "", "text of the system turn, for prompt=chat; empty: the chat template's own, if any", added=True
     )

@@ -12,6 +12,8 @@ from zo_sweeps.methods.metric import Metrics
 from zo_sweeps.methods.objective import Objective
 from zo_sweeps.methods.task_kind import TaskKind
 
+CHAT = "chat"  # the dialect of every task with a plain wording: its texts as turns of the model's own chat template
+
 
 class Template(str):
     """The text of a prompt or of an answer, as a Jinja template."""
@@ -82,10 +84,15 @@ class Task(Checked):
     fingerprint: str = option("", "identity of its data; set by the planner")
 
     def wording(self, dialect: str) -> Dialect:
-        """Return a dialect by name. Raises UserError, with the choices, for one that the task does not have."""
-        if dialect not in self.dialects:
-            raise unknown("prompt dialect", dialect, self.dialects, where=f"task {self.name!r}")
-        return self.dialects[dialect]
+        """Return a dialect by name; CHAT defaults to the first one without a mask.
+
+        Raises UserError, with the choices, for one that the task does not have.
+        """
+        plain = next((one for one in self.dialects.values() if not one.loss.masked), None)
+        known = {**({} if plain is None else {CHAT: plain}), **self.dialects}
+        if dialect not in known:
+            raise unknown("prompt dialect", dialect, known, where=f"task {self.name!r}")
+        return known[dialect]
 
     def in_dialect(self, dialect: str) -> dict[str, Any]:
         """Return the fields that affect a result in one dialect; the data counts by content where that is known."""

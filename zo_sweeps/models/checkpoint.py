@@ -156,6 +156,8 @@ def _weight_files(folder: Path, where: str) -> tuple[Path, ...]:
 
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+SPECIAL = "special_tokens_map.json"  # of earlier versions of transformers, which kept these tokens apart
+CHAT_TEMPLATE = "chat_template.jinja"  # where it is not in the settings
 
 
 def front_of(tokenizer: Any, bos: str = "") -> tuple[int, ...]:
@@ -177,25 +179,30 @@ def front_of(tokenizer: Any, bos: str = "") -> tuple[int, ...]:
 class TokenizerFile:
     """A tokenizer read from a model folder's tokenizer.json by the library that transformers uses for it.
 
+    Attributes:
+        size: rows of the embedding that it needs.
+        chat_template, special_tokens_map, added_tokens_decoder: as of a tokenizer of transformers.
+
     Raises UserError if the file, or the tokenizer's settings beside it, cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
 
-        for file in (folder / FILE, folder / SETTINGS):
-            try:
-                valid = not file.is_file() or isinstance(json.loads(file.read_bytes()), dict)
-            except (ValueError, RecursionError):
-                valid = False
-            if not valid:
-                raise UserError(f"{file.name} is not a JSON object", where=str(file))
+        _, settings, special = (_object(folder / name) for name in (FILE, SETTINGS, SPECIAL))
         try:
             self._tokenizer = Tokenizer.from_file(str(folder / FILE))
         except Exception as error:  # the library raises no other type, whatever is wrong
             reason = " ".join(str(error).split())
             raise UserError(f"the tokenizer cannot be read ({reason})", where=str(folder / FILE)) from None
-        self.size = max(self.get_vocab().values(), default=-1) + 1  # rows of the embedding that it needs
+        self.size = max(self.get_vocab().values(), default=-1) + 1
+        self.added_tokens_decoder: dict[int, Any] = self._tokenizer.get_added_tokens_decoder()
+        named = settings if "added_tokens_decoder" in settings else {**settings, **special}
+        texts = {key: one.get("content") if isinstance(one, dict) else one for key, one in named.items()}
+        self.special_tokens_map = {
+            key: text for key, text in texts.items() if key.endswith("_token") and isinstance(text, str)
+        }
+        self.chat_template = _chat_template(folder, settings)
 
     def get_vocab(self) -> dict[str, int]:
         """Return token -> id."""
@@ -205,3 +212,25 @@ class TokenizerFile:
     def __call__(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> dict[str, list[int]]:
         """Return {"input_ids": the ids of a text}, as a tokenizer of transformers does."""
         return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; {} if there is no such file. Raises UserError if it holds anything else."""
+    try:
+        content = json.loads(file.read_bytes()) if file.is_file() else {}
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(f"{file.name} is not a JSON object", where=str(file))
+    return content
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> Any:
+    """Return the chat template of a folder, or name -> template if it has several; None if it has none."""
+    file, template = folder / CHAT_TEMPLATE, settings.get("chat_template")
+    try:
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        return {one["name"]: one["template"] for one in template} if isinstance(template, list) else template
+    except (ValueError, TypeError, KeyError):
+        raise UserError("the chat template cannot be read", where=str(folder)) from None

@@ -18,9 +18,11 @@ from zo_sweeps.core.fingerprint import canonical_json, fingerprint
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models import families, gguf
-from zo_sweeps.models.checkpoint import FILE as TOKENIZER
 from zo_sweeps.models.checkpoint import (
+    CHAT_TEMPLATE,
     INDEX,
+    SETTINGS,
+    SPECIAL,
     TOKENIZER_FILES,
     CheckpointInfo,
     TokenizerFile,
@@ -28,10 +30,11 @@ from zo_sweeps.models.checkpoint import (
     read_checkpoint_info,
     shards_of,
 )
+from zo_sweeps.models.checkpoint import FILE as TOKENIZER
 from zo_sweeps.models.package import Package
 from zo_sweeps.models.package import of as package_of
 
-WANTED = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt"]  # no pickled weights, no code
+WANTED = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", CHAT_TEMPLATE]  # no pickled weights, no code
 TIMEOUT = 3.0  # seconds: a plan must not wait for a hub that does not answer
 
 
@@ -133,6 +136,7 @@ TOKENIZER_PARTS = (
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
+    CHAT_TEMPLATE,
 )
 NOT_IDENTITY = ("_name_or_path", "transformers_version")  # of config.json: where it was saved, and by which version
 WHOLE = 256 * 2**20  # files up to this size are hashed whole
@@ -267,12 +271,13 @@ def _tokenizer(folder: Path, config: Mapping[str, Any]) -> tuple[TokenizerFile |
     file = folder / TOKENIZER
     if not file.is_file():
         return None, ()
-    tokenizer = _read_tokenizer(folder.resolve(), file.stat().st_mtime_ns)
+    files = [folder / name for name in (TOKENIZER, SETTINGS, SPECIAL, CHAT_TEMPLATE)]
+    tokenizer = _read_tokenizer(folder.resolve(), tuple(one.stat().st_mtime_ns for one in files if one.is_file()))
     return tokenizer, front_of(tokenizer, families.family(config).bos)
 
 
 @lru_cache(maxsize=64)
-def _read_tokenizer(folder: Path, stamp: int) -> TokenizerFile:
+def _read_tokenizer(folder: Path, stamps: object) -> TokenizerFile:
     return TokenizerFile(folder)
 
 

@@ -13,10 +13,12 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.definition import write
+from zo_sweeps.methods.task import CHAT
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts
 from zo_sweeps.models.identity import ModelStatus, status
 from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
 from zo_sweeps.plan.planned_memory import RowTokens, gold_only, memory_of, tokens_forwarded, too_long
+from zo_sweeps.tasks.chat import chat_of
 from zo_sweeps.tasks.data import DataStatus, check, drawn_marks
 from zo_sweeps.tasks.encode import room_of
 from zo_sweeps.tasks.local_rows import facts
@@ -94,7 +96,7 @@ class Places:
             reasons.append(f"update {update.name!r} does not work on this machine: {trouble}")
         most = config.train.max_length
         most = most if model.arch is None else min(most, model.arch.positions - config.space.positions)
-        tokens, longest = _lengths(config, data, most)
+        tokens, longest = _lengths(config, data, most, self._frame(config, model))
         trainable = trainable_of(config, model.arch) if model.arch and kind.trains else 0
         notes, counted = self._rows(config, model, data, most)
         scored, stepped = (_forwarded(config, counted, most, gold) for gold in (False, gold_only(config)))
@@ -190,6 +192,17 @@ class Places:
         notes, counted = self._once((id(model), id(data), most), count)  # both are kept here, for each wording
         return [*notes], counted
 
+    def _frame(self, config: TrialConfig, model: ModelStatus) -> int:
+        """Return the tokens of the chat template around a prompt; 0 for a plain prompt, or where they are not known.
+
+        Raises UserError if the tokenizer has no chat template, or one that the prompt does not fit.
+        """
+        if config.prompt.name != CHAT or config.method.kind.generates or model.tokenizer is None:
+            return 0
+        return self._once(
+            (id(model), config.prompt.system), lambda: chat_of(model.tokenizer, config.prompt.system).tokens
+        )
+
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what `make` returned, or raise the UserError that it raised, when it was first called for the key."""
         if key not in self._known:
@@ -204,7 +217,7 @@ class Places:
 
 
 def _spec(config: TrialConfig) -> TaskSpec:
-    return TaskSpec.of(config.task, config.prompt.name)
+    return TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
 
 
 def _duplicates(config: TrialConfig, data: DataStatus) -> list[str]:
@@ -234,17 +247,20 @@ def _refused(config: TrialConfig) -> Iterator[str]:
         yield from runtime.refuses(config)
 
 
-def _lengths(config: TrialConfig, data: DataStatus, most: int) -> tuple[float, int]:
+def _lengths(config: TrialConfig, data: DataStatus, most: int, frame: int) -> tuple[float, int]:
     """Return (mean tokens of a sequence, tokens of the longest of a run), from the rows' bytes and the task's lengths.
 
     The task's are of whole prompts, and a floor: a row's bytes lack the template. `most` where nothing is known.
+    `frame` tokens of a chat template are around each.
     """
     usual, texts = config.task.lengths, 1 + config.method.kind.shown
     mean = data.row_bytes and max(data.row_bytes / BYTES_PER_TOKEN, 16)
     longest = 2 * mean
     if usual is not None:
         mean, longest = max(mean, usual.mean), max(longest, usual.longest)
-    return (min(most, mean * texts), int(min(most, longest * texts))) if mean else (most, most)
+    if not mean:
+        return most, most
+    return min(most, (mean + frame) * texts), int(min(most, (longest + frame) * texts))
 
 
 def _forwarded(config: TrialConfig, counted: RowTokens | None, most: int, gold_only: bool) -> float:

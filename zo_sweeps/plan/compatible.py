@@ -15,6 +15,7 @@ from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.perturbation import Reads
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import WeightOnlyPrecision
+from zo_sweeps.methods.task import CHAT
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.methods.update import Update
 
@@ -29,7 +30,7 @@ def incompatible(config: TrialConfig) -> list[str]:
     """Return every reason why a configuration cannot run on any machine."""
     if (wrong := [*_circuit(config)]) or not config.method.kind.of_model:
         return wrong
-    rules = (_estimation, _objective, _measuring, _training, _codes, _theta, _halving)
+    rules = (_prompt, _estimation, _objective, _measuring, _training, _codes, _theta, _halving)
     return [*chain.from_iterable(rule(config) for rule in rules)]
 
 
@@ -116,6 +117,12 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
         )
     if config.evaluation.restore is Restore.IN_PLACE and mode.batched:
         yield f"evaluation.restore=in_place holds one point: evaluation.mode must be sequential, not {mode.value}"
+
+
+def _prompt(config: TrialConfig) -> Iterator[str]:
+    """Yield the problem of a system text that no chat begins with."""
+    if config.prompt.system and config.prompt.name != CHAT:
+        yield f"prompt.system is a turn of a chat: use prompt={CHAT}, not {config.prompt.name}"
 
 
 def _objective(config: TrialConfig) -> Iterator[str]:
@@ -297,8 +304,7 @@ def check_model(config: TrialConfig, model: ModelStatus) -> None:
     if config.model.is_claimed and (differs := _difference(config.model, arch)):
         fix = f"model=local model.path={config.model.path} runs it as what it is"
         raise UserError(f"the folder does not hold {config.model.name}: {differs}", where="model.path", fix=fix)
-    dialect = config.task.dialects.get(config.prompt.name)
-    if dialect is not None and arch.masked != dialect.loss.masked:
+    if arch.masked != config.task.wording(config.prompt.name).loss.masked:
         one, other = ("masked", "without") if arch.masked else ("causal", "with")
         fitting = [name for name, it in config.task.dialects.items() if it.loss.masked == arch.masked]
         suited, needed = ("causal", "with") if arch.masked else ("masked", "without")

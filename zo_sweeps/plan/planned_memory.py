@@ -19,6 +19,7 @@ from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.evaluation import SCORED_TOKENS
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.tasks import local_rows
+from zo_sweeps.tasks.chat import chat_of
 from zo_sweeps.tasks.encode import (
     MASKED_EDGES,
     Prompt,
@@ -55,7 +56,8 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
     Raises UserError if a row cannot be encoded. Cost: one pass over the lines; only those whose bytes could be more
     tokens than there is room for are tokenised (no token is less than a byte), and the first of each file.
     """
-    room, most_bytes = room_of(spec, max_length, len(front)), _most_bytes(spec)
+    around = chat_of(tokenizer, spec.system).tokens if spec.chat else len(front)
+    room, most_bytes = room_of(spec, max_length, around), _most_bytes(spec)
     long = tokenised = 0
     for split in local_rows.FILES:
         for number, line in enumerate(_lines(folder, split)):
@@ -67,11 +69,11 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
             prompt = render(spec, row)
             tokenised += len(prompt.text)
             if number:
-                long += _exceeds(room, spec, prompt, tokenizer)
+                long += _exceeds(room, spec, prompt, tokenizer, max_length)
             elif spec.objective.masked:
                 for option in prompt.options:
                     word_of(spec, tokenizer, option)
-                long += _exceeds(room, spec, prompt, tokenizer)
+                long += _exceeds(room, spec, prompt, tokenizer, max_length)
             else:
                 long += encode(spec, row, tokenizer, max_length, front=front).truncated
     return long, True
@@ -176,10 +178,12 @@ def _lines(folder: Path, split: str) -> list[bytes]:
     return local_rows.path_of(folder, split).read_bytes().split(b"\n")
 
 
-def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any) -> bool:
+def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any, max_length: int) -> bool:
     if spec.objective.masked and len(prompt.text) <= WIDEST * room:
         return sum(map(len, sides(prompt.text, tokenizer))) > room
-    texts = sorted(texts_of(prompt), key=len, reverse=True)
+    texts = sorted(texts_of(spec, prompt, tokenizer), key=len, reverse=True)
+    if spec.chat and len(texts[0]) <= WIDEST * max_length:
+        return encode_prompt(spec, prompt, tokenizer, max_length).truncated
     return len(texts[0]) > WIDEST * room or any(len(token_ids(tokenizer, text)) > room for text in texts)
 
 

@@ -132,6 +132,8 @@ def sensitive_mask(
         samples = list(examples[: space.samples])
         key |= {"task": identity(config.task), "prompt": config.prompt.name, "max_length": config.train.max_length}
         key["split"] = identity(config.split)
+        if config.prompt.system:
+            key["system"] = config.prompt.system
     del model  # so that `plain` can free it
 
     def find(step: int) -> mask_store.StoredMask:

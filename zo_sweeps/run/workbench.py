@@ -39,6 +39,7 @@ from zo_sweeps.models.load import divide, load
 from zo_sweeps.run.gradients import sensitive_mask
 from zo_sweeps.run.packages import prepared
 from zo_sweeps.run.recorder import Recorder
+from zo_sweeps.tasks.chat import chat_of
 from zo_sweeps.tasks.data import Row, digest_rows, load_splits
 from zo_sweeps.tasks.encode import Demonstrator, EncodedExample, demonstration, encode, encode_masked
 from zo_sweeps.tasks.local_rows import facts, mark
@@ -129,7 +130,7 @@ def examples(config: TrialConfig, model: CausalModel) -> EncodedSplits:
     parts = [write(part) for part in (config.task, config.prompt, config.split, config.data, config.model)]
     key = fingerprint([*parts, length, shown and [shown, config.seed]])
     if key not in _encoded:
-        spec = TaskSpec.of(config.task, config.prompt.name)
+        spec = TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
         splits = load_splits(spec, config.task, config.data.dir, config.split)
         if isinstance(model, MaskedLanguageModel) != spec.objective.masked:
             raise UserError("a masked model takes a prompt with a mask, and a causal model one without", where="prompt")
@@ -334,18 +335,20 @@ class Workbench:
         return max(groups, key=lambda of: collated(of).input_ids.numel())
 
     def _generated(self, examples: Sequence[EncodedExample]) -> list[str]:
-        """Generate an answer for each example, up to the task's stop.
+        """Generate an answer for each example, up to the task's stop, or in a chat to the end of the turn.
 
         The stop defaults to a newline (MeZO's rule). Any other stop is searched for in the decoded text; generation
         itself ends early only if that stop is a single token.
         """
-        spec, tokenizer, stop_ids = self.splits.spec, self.model.tokenizer, None
-        if spec.stop not in ("", "\n"):
-            last = tokenizer.encode(spec.stop, add_special_tokens=False)[-1:]
-            own = last if tokenizer.decode(last) == spec.stop else []
-            stop_ids = [*own, *([] if self.model.eos_id is None else [self.model.eos_id])]
+        spec, tokenizer = self.splits.spec, self.model.tokenizer
+        stop, stop_ids, eos = spec.stop, None, [] if self.model.eos_id is None else [self.model.eos_id]
+        if spec.chat:
+            stop, stop_ids = "", [chat_of(tokenizer, spec.system).stop, *eos]
+        elif stop not in ("", "\n"):
+            last = tokenizer.encode(stop, add_special_tokens=False)[-1:]
+            stop_ids = [*(last if tokenizer.decode(last) == stop else []), *eos]
         texts = self.model.generate([list(e.prompt_ids) for e in examples], spec.max_new_tokens, stop_ids)
-        return texts if stop_ids is None else [cut(text, spec.stop) for text in texts]
+        return texts if stop_ids is None else [cut(text, stop) for text in texts]
 
     def _mask(self, layers: Sequence[str]) -> Found:
         """Return the first mask and the function that computes later ones. A log continues only over its own mask."""

@@ -1,4 +1,4 @@
-"""A row of data as text and as token ids, by MeZO's rules; for masked models by LM-BFF's."""
+"""A row of data as text and as token ids, by MeZO's rules or in a chat; for masked models by LM-BFF's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from jinja2 import TemplateError
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.tasks import templates
+from zo_sweeps.tasks.chat import Solved, chat_of
 from zo_sweeps.tasks.spec import MASK, TaskSpec
 
 
 @dataclass(frozen=True)
 class Prompt:
     """The text of one example: candidate i reads `text + options[i]`, and `options[gold]` is right.
+
+    In a chat, `text` is the user's turn and an option the assistant's.
 
     `golds` are the indices of all right options (ReCoRD has several; `gold` is the one trained on). `references` holds
     every accepted answer of a generation task and is empty otherwise; `value` is the right number of a regression. For
@@ -102,7 +105,7 @@ def encode(
     max_length: int,
     *,
     front: tuple[int, ...] = (),
-    before: str = "",
+    before: Sequence[Solved] = (),
 ) -> EncodedExample:
     """Encode the prompt of a row with each of its options.
 
@@ -112,11 +115,16 @@ def encode(
     token; where a byte-pair merge crosses the border, the count is off by the merged token, as in MeZO. Sequences that
     are too long lose tokens on the LEFT, never `front`; generation keeps `max_new_tokens` of `max_length` free.
 
+    In a chat, the tokens are those of the conversation as the model's template writes it, its BOS included: `front` is
+    not added. The answer's are those after the tokens that prompt and prompt + answer begin with in common; an answer
+    that is to be generated ends with the template's end of turn. What is too long loses tokens on the left of the
+    user's text, then on the right of the answer: the template's own stay.
+
     Args:
-        tokenizer: any Hugging Face tokenizer; only its text-to-ids call is used.
+        tokenizer: any Hugging Face tokenizer; of a plain prompt only its text-to-ids call is used.
         max_length: maximum tokens of a sequence, `front` included.
         front: ids that every text starts with: the model's BOS, if it has one.
-        before: text in front of the prompt (demonstrations); answers are counted without it.
+        before: demonstrations, in front of the prompt; answers are counted without them.
 
     Raises:
         UserError: the row does not fit the task, an option adds no token, or `max_length` leaves no room.
@@ -125,29 +133,36 @@ def encode(
 
 
 def encode_prompt(
-    spec: TaskSpec, prompt: Prompt, tokenizer: Any, max_length: int, *, front: tuple[int, ...] = (), before: str = ""
+    spec: TaskSpec,
+    prompt: Prompt,
+    tokenizer: Any,
+    max_length: int,
+    *,
+    front: tuple[int, ...] = (),
+    before: Sequence[Solved] = (),
 ) -> EncodedExample:
     """Encode a row's prompt with each of its options, as `encode` does."""
+    if spec.chat:
+        return _encode_turns(spec, prompt, tokenizer, max_length, before)
     room = room_of(spec, max_length, len(front))
-    text, *whole = texts_of(prompt)
+    text, *whole = texts_of(spec, prompt, tokenizer)
     prompt_ids = token_ids(tokenizer, text)
+    shown, *after_shown = texts_of(spec, prompt, tokenizer, before)
     candidates, truncated = [], False
-    for option, with_option in zip(prompt.options, whole, strict=True):
+    for option, with_option, after in zip(prompt.options, whole, after_shown, strict=True):
         ids = token_ids(tokenizer, with_option)
         answer_length = len(ids) - len(prompt_ids)
         if answer_length < 1:
-            raise UserError(
-                f"the option {option!r} adds no token to its prompt", where=f"task {spec.name!r} ({spec.dialect})"
-            )
+            raise _no_token(spec, option)
         if before:
-            ids = token_ids(tokenizer, (before + (prompt.text + option).strip(" ")).lstrip())
+            ids = token_ids(tokenizer, after)
         truncated = truncated or len(ids) > room
         kept = (*front, *ids[-room:])
         # The first id of a sequence cannot be predicted: nothing precedes it.
         candidates.append(EncodedCandidate(kept, min(answer_length, len(kept) - 1)))
     check_different(spec, candidates)
     if before:
-        prompt_ids = token_ids(tokenizer, (before + prompt.text.strip(" ")).lstrip())
+        prompt_ids = token_ids(tokenizer, shown)
     return EncodedExample(
         candidates=tuple(candidates),
         gold=prompt.gold,
@@ -160,9 +175,72 @@ def encode_prompt(
     )
 
 
-def texts_of(prompt: Prompt) -> list[str]:
-    """Return the texts that are tokenised: of the prompt, and of the prompt with each option."""
-    return [text.strip(" ").lstrip() for text in (prompt.text, *(prompt.text + option for option in prompt.options))]
+def _encode_turns(
+    spec: TaskSpec, prompt: Prompt, tokenizer: Any, max_length: int, solved: Sequence[Solved]
+) -> EncodedExample:
+    """Encode a row's prompt and options as the last turns of a chat, as `encode` does."""
+    chat = chat_of(tokenizer, spec.system)
+    room = room_of(spec, max_length, chat.tokens) + chat.tokens
+    text, *whole = texts_of(spec, prompt, tokenizer, solved)
+    prompt_ids = token_ids(tokenizer, text)
+    truncated = False
+
+    def without_surplus(ids: tuple[int, ...], surplus: int) -> tuple[tuple[int, ...], int]:
+        """Return (ids without up to `surplus` of the user's text, their number); `ids` begins as the prompt does."""
+        before, between = (token_ids(tokenizer, part.rstrip(" ")) for part in chat.around(solved))
+        first = common(before, ids)
+        cut = min(surplus, max(len(prompt_ids) - common(between[::-1], prompt_ids[::-1]) - first, 0))
+        return ids[:first] + ids[first + cut :], cut
+
+    candidates = []
+    for option, with_option in zip(prompt.options, whole, strict=True):
+        ids = token_ids(tokenizer, with_option)
+        begin = common(prompt_ids, ids)
+        if begin == len(ids):
+            raise _no_token(spec, option)
+        if (surplus := max(len(prompt_ids) - room, len(ids) - max_length)) > 0:
+            ids, cut = without_surplus(ids, surplus)
+            ids, begin, truncated = ids[:max_length], begin - cut, True
+        candidates.append(EncodedCandidate(ids, len(ids) - begin))
+    check_different(spec, candidates)
+    return EncodedExample(
+        candidates=tuple(candidates),
+        gold=prompt.gold,
+        references=prompt.references,
+        prompt_ids=without_surplus(prompt_ids, max(len(prompt_ids) - room, 0))[0],
+        text=text,
+        golds=prompt.golds,
+        value=prompt.value,
+        truncated=truncated,
+    )
+
+
+def _no_token(spec: TaskSpec, option: str) -> UserError:
+    return UserError(f"the option {option!r} adds no token to its prompt", where=f"task {spec.name!r} ({spec.dialect})")
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many ids two sequences begin with in common."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def texts_of(spec: TaskSpec, prompt: Prompt, tokenizer: Any, solved: Sequence[Solved] = ()) -> list[str]:
+    """Return the texts that are tokenised: of the prompt, and of the prompt with each option, after demonstrations."""
+    before = shown_before(spec, tokenizer, solved)
+    if not spec.chat:
+        texts = (prompt.text, *(prompt.text + option for option in prompt.options))
+        return [(before + text.strip(" ")).lstrip() for text in texts]
+    chat = chat_of(tokenizer, spec.system)
+    text = before + prompt.text.strip() + chat.around(solved)[1]
+    end = chat.end if spec.kind.generates else ""
+    return [text.rstrip(" "), *(text + option.strip() + end for option in prompt.options)]
+
+
+def shown_before(spec: TaskSpec, tokenizer: Any, solved: Sequence[Solved]) -> str:
+    """Return the text before a prompt that has solved examples before it."""
+    if spec.chat:
+        return chat_of(tokenizer, spec.system).around(solved)[0]
+    return "".join((one.prompt + one.answer).strip() + SEPARATOR for one in solved)
 
 
 def room_of(spec: TaskSpec, max_length: int, front: int = 0) -> int:
@@ -196,14 +274,17 @@ def check_different(spec: TaskSpec, candidates: Sequence[EncodedCandidate]) -> N
 
 
 def length(
-    spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, *, front: tuple[int, ...] = (), before: str = ""
+    spec: TaskSpec,
+    row: Mapping[str, Any],
+    tokenizer: Any,
+    *,
+    front: tuple[int, ...] = (),
+    before: Sequence[Solved] = (),
 ) -> int:
     """Return the `max_length` that lets `encode` keep all of `before`, the prompt and the longest option."""
-    prompt = render(spec, row)
-    texts = [(before + (prompt.text + option).strip(" ")).lstrip() for option in prompt.options]
-    if spec.max_new_tokens:
-        texts = [(before + prompt.text.strip(" ")).lstrip()]
-    return len(front) + max(len(token_ids(tokenizer, text)) for text in texts) + spec.max_new_tokens
+    text, *whole = texts_of(spec, render(spec, row), tokenizer, before)
+    longest = max(len(token_ids(tokenizer, one)) for one in ([text] if spec.max_new_tokens else whole))
+    return (0 if spec.chat else len(front)) + longest + spec.max_new_tokens
 
 
 def token_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
@@ -215,10 +296,10 @@ def token_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
 SEPARATOR = "\n\n"
 
 
-def demonstration(spec: TaskSpec, row: Mapping[str, Any]) -> str:
-    """Return a solved example as text: prompt and right answer. Raises UserError if the row does not fit the task."""
+def demonstration(spec: TaskSpec, row: Mapping[str, Any]) -> Solved:
+    """Return a solved example: prompt and right answer. Raises UserError if the row does not fit the task."""
     prompt = render(spec, row)
-    return (prompt.text + prompt.options[prompt.gold]).strip()
+    return Solved(prompt.text, prompt.options[prompt.gold])
 
 
 class Demonstrator:
@@ -237,7 +318,7 @@ class Demonstrator:
     def __init__(
         self,
         spec: TaskSpec,
-        solved: Sequence[str],
+        solved: Sequence[Solved],
         k: int,
         seed: int,
         tokenizer: Any,
@@ -252,13 +333,12 @@ class Demonstrator:
         """Encode the row at `index` of `split` after its demonstrations. Raises UserError as `encode` does."""
         chosen = random.Random(f"icl/{self.seed}/{split}/{index}").sample(self.solved, self.k)
         while chosen:
-            before = "".join(text + SEPARATOR for text in chosen)
-            over = length(self.spec, row, self.tokenizer, front=self.front, before=before) - self.max_length
+            over = length(self.spec, row, self.tokenizer, front=self.front, before=chosen) - self.max_length
             if over <= 0:
-                return encode(self.spec, row, self.tokenizer, self.max_length, front=self.front, before=before)
+                return encode(self.spec, row, self.tokenizer, self.max_length, front=self.front, before=chosen)
             while chosen and over > 0:  # overestimates the tokens saved, so that none is dropped that fits
-                piece = chosen.pop(0) + SEPARATOR
-                over -= int(1.1 * len(self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])) + 1
+                piece = shown_before(self.spec, self.tokenizer, [chosen.pop(0)])
+                over -= int(1.1 * len(token_ids(self.tokenizer, piece))) + 1
         return encode(self.spec, row, self.tokenizer, self.max_length, front=self.front)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods.metric import Metrics
 from zo_sweeps.methods.objective import Objective
-from zo_sweeps.methods.task import Dialect, Task
+from zo_sweeps.methods.task import CHAT, Dialect, Task
 from zo_sweeps.methods.task_kind import TaskKind
 from zo_sweeps.tasks import templates
 
@@ -36,6 +36,7 @@ class TaskSpec:
             accepted answers.
         labels: the value of `label_field` for each option; () for kinds without such values.
         stop, max_new_tokens: the text and the number of tokens that end generation.
+        system: the text of the system turn, in a chat.
     """
 
     name: str
@@ -51,9 +52,10 @@ class TaskSpec:
     stop: str = ""
     max_new_tokens: int = 0
     each: str = ""
+    system: str = ""
 
     @classmethod
-    def of(cls, task: Task, dialect: str) -> TaskSpec:
+    def of(cls, task: Task, dialect: str, system: str = "") -> TaskSpec:
         """Return `task` in `dialect`. Raises UserError if the two do not make a well-formed task."""
         wording = task.wording(dialect)
         spec = cls(
@@ -70,6 +72,7 @@ class TaskSpec:
             stop=task.stop,
             max_new_tokens=task.max_new_tokens,
             each=wording.each,
+            system=system,
         )
         spec._validate(task, wording)
         return spec
@@ -95,6 +98,8 @@ class TaskSpec:
         if same := [word for i, word in enumerate(words) if word in words[:i]]:
             raise UserError(f"two options are both {same[0]!r}, and training cannot tell them apart", where=where)
         masked = self.objective.masked
+        if masked and self.chat:
+            raise UserError("a chat has no mask", where=where, fix="give it another loss")
         for source in (self.template, *self.options):
             known = {*self.columns, *({"mask"} if masked else ()), *({"item"} if self.each else ())}
             try:
@@ -105,6 +110,11 @@ class TaskSpec:
                 raise unknown("field", min(undefined), self.columns, where=f"the template of {where}")
         if masked and "mask" not in templates.names_in(self.template):
             raise UserError("the template has no {{ mask }}", where=where)
+
+    @property
+    def chat(self) -> bool:
+        """Whether its texts are turns of the model's own chat template."""
+        return self.dialect == CHAT
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ def _lower_first_word(text: str) -> str:
     return text if first == "I" else first.lower() + space + rest
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
+class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, which bounds `range` alone, with bounds on what an operator or a call may make in one go."""
 
     intercepted_binops = frozenset({"*", "**"})
@@ -48,7 +48,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 # Task files may come from anyone, hence the sandbox. Jinja drops a final newline unless told otherwise, and most
 # prompts end in one.
-_ENV = _Sandbox(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+_ENV = Sandbox(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
 _ENV.filters.update(upper_first=_upper_first, lower_first_word=_lower_first_word)
 
 
