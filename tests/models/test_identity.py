@@ -21,7 +21,7 @@ from zo_sweeps.engine.precisions.fp16 import FP16
 from zo_sweeps.engine.precisions.fp32 import FP32
 from zo_sweeps.models import identity
 from zo_sweeps.models.families import describe
-from zo_sweeps.models.identity import DEMO, fingerprint_model, status
+from zo_sweeps.models.identity import DEMO, files_of, fingerprint_model, status
 from zo_sweeps.models.load import load
 
 
@@ -60,6 +60,22 @@ def test_one_changed_byte_changes_it(copy, file):
     (copy / file).write_bytes(changed)
     os.utime(copy / file, ns=(0, 0))
     assert fingerprint_model(local(copy)) != before
+
+
+def test_another_chat_template_changes_it(copy):
+    """In the settings or in a file of its own: trials of prompt=chat do not go on under the same id."""
+    prints = [fingerprint_model(local(copy))]
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    for template in ("{{ messages }}", "{{ messages[0] }}"):
+        (copy / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+        prints.append(fingerprint_model(local(copy)))
+        assert status(local(copy)).tokenizer.chat_template == template
+    for template in ("{{ messages }}", "{{ messages[0] }}"):
+        (copy / "chat_template.jinja").write_text(template)
+        prints.append(fingerprint_model(local(copy)))
+        assert status(local(copy)).tokenizer.chat_template == template
+        assert str(copy / "chat_template.jinja") in files_of(local(copy))
+    assert len(set(prints)) == len(prints)
 
 
 @pytest.mark.parametrize("where", ["header", "first", "last"])
@@ -271,6 +287,7 @@ def test_a_model_is_downloaded_without_pickled_weights_or_code(checkpoint, tmp_p
     folder, commit, asked = checkpoint(), "a" * 40, []
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     (folder / "modeling_tiny.py").write_text("raise SystemExit")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self, body, **headers):
@@ -310,5 +327,5 @@ def test_a_model_is_downloaded_without_pickled_weights_or_code(checkpoint, tmp_p
         server.shutdown()
     assert done.stdout.splitlines() == ["me/tiny will be downloaded", commit, "''"], done.stderr
     fetched = {path.rsplit("/", 1)[1] for path in asked if "/resolve/" in path}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= fetched
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= fetched
     assert not fetched & {"pytorch_model.bin", "modeling_tiny.py"}
