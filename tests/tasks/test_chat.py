@@ -243,6 +243,9 @@ def test_a_turn_without_an_end_of_its_own_ends_with_the_text() -> None:
     tokenizer.chat_template = CHATS["phi"].template
     chat = Chat(tokenizer, "")
     assert (chat.end, chat.stop) == ("<|end|>", tokenizer.convert_tokens_to_ids("<|end|>"))
+    tokenizer.chat_template = "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}"
+    chat = Chat(tokenizer, "")  # as of GLM-4.5: the next turn begins
+    assert (chat.end, chat.stop) == ("<|user|>", tokenizer.convert_tokens_to_ids("<|user|>"))
     tokenizer.chat_template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="neither the chat template nor the tokenizer has a token that ends a turn"):

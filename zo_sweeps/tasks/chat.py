@@ -56,7 +56,7 @@ class Chat:
     Attributes:
         tokens: those of the frame around a prompt without demonstrations.
         end, stop: what ends an answer, as text up to its token, and that token's id: the added token that the template
-            writes after an assistant's turn; without one, the tokenizer's end of text.
+            writes after an assistant's turn, or with which the next turn begins; else the tokenizer's end of text.
 
     Args:
         tokenizer: one of transformers, or a `TokenizerFile`.
@@ -110,11 +110,11 @@ class Chat:
             raise UserError(f"the model's chat template does not take {part} ({error})", where=where) from error
 
     def _ended(self, tokenizer: Any) -> tuple[str, int]:
-        after = self._frame(0)[-1]
         added = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
-        if marks := [mark for mark in added if mark and after.lstrip().startswith(mark)]:
-            mark = max(marks, key=len)
-            return after[: after.index(mark) + len(mark)], added[mark]
+        for after in (self._frame(0)[-1], self._frame(1)[2]):  # GLM-4.5 ends a turn with the next one's <|user|>
+            if marks := [mark for mark in added if mark and after.lstrip().startswith(mark)]:
+                mark = max(marks, key=len)
+                return after[: after.index(mark) + len(mark)], added[mark]
         end = self._special.get("eos_token", "")
         if end not in added:
             raise UserError("neither the chat template nor the tokenizer has a token that ends a turn", where="model")
