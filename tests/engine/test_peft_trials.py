@@ -134,6 +134,15 @@ def test_a_log_over_another_mask_is_not_continued(tmp_path: Path) -> None:
     assert "differs from the one that this trial began with (0000000000000000)" in outcome.error
 
 
+def test_another_wording_under_the_same_name_has_a_mask_of_its_own(tmp_path: Path) -> None:
+    for wording in ("{{ sentence }} It was", "{{ sentence }} All in all it was"):
+        (trial,) = plan(
+            tmp_path, ["sensitive_task"], f'+task.dialects.mezo.template="{wording}"', "grid.relabel=true"
+        ).trials
+        run(trial)
+    assert len(list((tmp_path / "cache" / "masks").glob("*.json"))) == 2
+
+
 def test_trials_leave_the_base_model_as_it_was(tmp_path: Path) -> None:
     trials = plan(tmp_path, ["sensitive_task", "prefix", "vera"]).trials
     run(trials[0])

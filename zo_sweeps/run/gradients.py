@@ -130,7 +130,7 @@ def sensitive_mask(
         key["text"] = config.data.text_fingerprint
     else:
         samples = list(examples[: space.samples])
-        key |= {"task": identity(config.task), "prompt": config.prompt.name, "max_length": config.train.max_length}
+        key |= {"task": config.task.in_dialect(config.prompt.name), "max_length": config.train.max_length}
         key["split"] = identity(config.split)
         if config.prompt.system:
             key["system"] = config.prompt.system
