@@ -257,6 +257,7 @@ LESS = {"trained_bits": 16, "state_bits": 8.125, "recomputed": 1}
         (f"{{method: fo_full_8bit, precision: fp16, {FEW}}}", LESS),
         (f"{{method: fo_sgd_full, method.weights: bf16, {FEW}}}", {"trained_bits": 16}),
         (f"{{method: fo_sgd_lora_fa, method.gradient_checkpointing: true, {FEW}}}", {"recomputed": 1}),
+        (f"{{method: fo_lora_fa_layerwise, {FEW}}}", {"recomputed": 1}),
     ],
 )
 def test_backpropagation_with_less_memory_says_so_in_its_outcome(
@@ -339,6 +340,20 @@ def test_a_trial_whose_weights_run_away_ends_as_diverged_and_never_as_finished(m
         (
             "{method: fo_lora_fa, method.gradient_checkpointing: true, space: prefix}",
             "space 'prefix' has keys and values",
+        ),
+        (
+            "{method: fo_full, method.layerwise: true}",
+            "method.layerwise moves a layer .*: use space=dora or lora or lora_fa or vera, not full",
+        ),
+        ("{method: fo_lora_fa_layerwise, space: prefix}", "use space=dora or lora or lora_fa or vera, not prefix"),
+        ("{method: fo_lora_fa_layerwise, space: random_subset}", "or lora_fa or vera, not random_subset"),
+        (
+            "{method: fo_lora_fa_layerwise, method.mixed_precision: true}",
+            "method.mixed_precision skips a step whole: use one",
+        ),
+        (
+            "{method: fo_lora_fa_layerwise, method.gradient_checkpointing: true}",
+            "method.layerwise computes layers again already",
         ),
         ("{method: mezo, method.gradient_checkpointing: true}", "unknown key 'method.gradient_checkpointing'"),
         ("{method: mezo, update: {name: adam, fused: true}}", "update.fused is of backpropagation"),

@@ -18,11 +18,16 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from tests.engine.conftest import Candidate as Answered
+from tests.engine.conftest import Example as Text
 from tests.models.common import local, make
 from tests.models.test_coded import PRECISION, decoded
 from tests.models.test_families import padded, rows
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.evaluate import evaluate
+from zo_sweeps.engine.layerwise import Layerwise
+from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.spaces.full import Full
@@ -264,6 +269,31 @@ def test_points_of_one_forward_are_the_points_one_after_the_other(case: Case) ->
         assert expected.std() > 1e-4
         for mode in (Mode.OUTER, Mode.INNER, Mode.BOTH):
             torch.testing.assert_close(losses(model, space, noise, mode), expected, rtol=2e-6, atol=0)
+
+
+def test_gradients_of_a_layer_at_a_time_are_those_of_plain_backpropagation(case: Case) -> None:
+    """Of texts in rows of their own, and of texts that share a row where the model can read them."""
+    model = case.apart()
+    space = LoRA(rank=4, alpha=8.0).install(model.module, [*model.target_modules(["all"])], 0)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(5)
+        for parameter in space.params.values():
+            parameter.requires_grad_(True).add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    texts = [Text((Answered(tuple(text), 3),), 0) for text in rows([12, 7, 9])]
+    for packed in (False, True)[: 1 if model.arch.masked else 2]:
+        batch = collate(texts, model.pad_id, packed=packed)
+        logprobs = token_logprobs(model, batch)
+        wanted = torch.autograd.grad(logprobs.mean(), [*space.params.values()])
+        passes = Layerwise(model, model.blocks)
+        ours = passes.token_logprobs(batch)
+        torch.testing.assert_close(ours, logprobs, rtol=1e-4, atol=1e-4)
+        ours.mean().backward()
+        for layer in reversed(model.blocks):
+            passes.backward(layer)
+        for parameter, gradient in zip(space.params.values(), wanted, strict=True):
+            largest = gradient.abs().max().item()
+            torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-4 * largest)
+            parameter.grad = None
 
 
 def test_a_point_of_all_weights_is_the_model_with_its_weights_moved(case: Case) -> None:

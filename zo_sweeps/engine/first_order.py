@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine.batch import Batch
+from zo_sweeps.engine.layerwise import Layerwise, replaced
 from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points, no_joules
@@ -35,6 +36,7 @@ def train(
     eval_every: int,
     seed: int,
     autocast: torch.dtype | None = None,
+    layers: Sequence[nn.Module] = (),
     joules: Callable[[], float] = no_joules,
 ) -> Iterator[StepDone | Evaluated]:
     """Train the space's parameters with the optimizer of `update` on backpropagated gradients.
@@ -50,6 +52,9 @@ def train(
     defaults of torch and of transformers' Trainer). Such a step moves nothing and is `skipped`; the rates go on by its
     number. Evaluations are in fp32.
 
+    With `layers`, all of the model's, the gradients are those of one layer at a time (see `engine.layerwise`), and its
+    parameters move before those of the layer below it have gradients. Not with `autocast`, which skips a step whole.
+
     `joules` is read as in `engine.train`.
 
     P-RGE's Table 8 names Adam, batch 8, 1,000 iterations; its system figures and the released code use SGD. Cost:
@@ -64,28 +69,35 @@ def train(
     rates = update.rates(steps)
     device = params[0].device.type
     scaler = torch.amp.GradScaler(device, enabled=autocast is not None)
-    stepper = update.optimizer(_groups(space.params, getattr(update, "weight_decay", 0.0)))
+    passes = Layerwise(model, layers)
+    owned = passes.owned(space.params) if layers else [space.params]
+    steppers = [update.optimizer(_groups(own, getattr(update, "weight_decay", 0.0))) for own in owned]
     for number in range(1, steps + 1):
         spent, began = joules(), time.perf_counter()
         batch = batches(number)
         with torch.autocast(device, autocast, enabled=autocast is not None):
-            value = loss(token_logprobs(model, batch), batch)[0]
-        if not math.isfinite(value.item()):
-            raise DivergedError(f"non-finite loss at step {number}, seed {seed}: {value.item()}")
+            logprobs = passes.token_logprobs(batch) if layers else token_logprobs(model, batch)
+            value = loss(logprobs, batch)[0]
+        if not math.isfinite(f := value.item()):
+            raise DivergedError(f"non-finite loss at step {number}, seed {seed}: {f}")
         with counted_as(Part.LOGITS):  # until the gradient reaches the head's input: see `token_logprobs`
             scaler.scale(value).backward()
-        for group in stepper.param_groups:
-            group["lr"] = rates(number)
+        del value, logprobs  # whose graph has hidden states
         lost = LostUpdates() if LostUpdates.is_measured(number) else None
-        with lost.around(space.params) if lost is not None else nullcontext():
-            scaler.step(stepper)
+        for i, stepper in reversed([*enumerate(steppers)]):
+            if layers:
+                passes.backward(layers[i])
+            for group in stepper.param_groups:
+                group["lr"] = rates(number)
+            with lost.around(owned[i]) if lost is not None else nullcontext():
+                scaler.step(stepper)
+            stepper.zero_grad(set_to_none=True)
         scale = scaler.get_scale()
         scaler.update()
         skipped = scaler.get_scale() < scale
-        stepper.zero_grad(set_to_none=True)
         share = math.nan if lost is None else lost.share(rates(number) != 0)
         seconds, spent = time.perf_counter() - began, joules() - spent
-        yield StepDone(number, value.item(), (), seconds, batch.input_ids.numel(), share, spent, skipped)
+        yield StepDone(number, f, (), seconds, batch.input_ids.numel(), share, spent, skipped)
         if number in due:
             yield evaluated_at(number, evaluate_dev, seed)
     for param in params:
@@ -109,17 +121,8 @@ def checkpointed(layers: Iterable[nn.Module]) -> Iterator[None]:
     Cost: one more forward of the layers per backward; memory: one layer's activations, and an input [N, T, D] per
     layer. Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
     """
-    before = {layer: vars(layer).get("forward") for layer in layers}  # of the instance, as after another `checkpointed`
-    for layer in before:
-        layer.forward = partial(_again, layer.forward)
-    try:
+    with replaced(layers, lambda _, forward: partial(_again, forward)):
         yield
-    finally:
-        for layer, forward in before.items():
-            if forward is None:
-                del layer.forward
-            else:
-                layer.forward = forward
 
 
 def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -33,10 +33,19 @@ def token_logprobs(model: LanguageModel, batch: Batch, copies: int = 1) -> Tenso
         places = hidden[:, batch.place_row, batch.place_column]  # [P, U, D]
     if places.requires_grad:  # backward, what follows its gradient is no longer the logits'
         places.register_hook(lambda _: continue_as(Part.ACTIVATIONS))
+    return logprobs_at(model, places, batch.token_place, batch.token_id)
+
+
+def logprobs_at(model: LanguageModel, places: Tensor, token_place: Tensor, token_id: Tensor) -> Tensor:
+    """Return log p of K tokens over the full vocabulary, [P, K] fp32.
+
+    Args:
+        places: [P, U, D] last hidden states, of which `token_place` [K] tells the one that predicts each token.
+    """
     with counted_as(Part.LOGITS):
         logits = model.head(places.flatten(0, 1)).float().view(*places.shape[:2], -1)
         normaliser = torch.logsumexp(logits, dim=-1)  # [P, U]
-        return logits[:, batch.token_place, batch.token_id] - normaliser[:, batch.token_place]
+        return logits[:, token_place, token_id] - normaliser[:, token_place]
 
 
 def candidate_scores(logprobs: Tensor, batch: Batch) -> Tensor:

@@ -10,6 +10,13 @@ from zo_sweeps.core.host import version_of
 from zo_sweeps.methods.definition import Definition
 from zo_sweeps.methods.precision import Precision
 
+PARTS = 8  # of a minibatch's rows, and of its logits, in a layerwise step
+
+
+def part_of(count: int) -> int:
+    """Return how many of `count` rows, or places of logits, a layerwise step computes at a time."""
+    return -(-count // PARTS)
+
 
 @dataclass(frozen=True)
 class Kind(Definition):
@@ -70,6 +77,11 @@ class Kind(Definition):
     @property
     def recomputes(self) -> bool:
         """Whether a layer is computed again in the backward pass, so that only its input is kept."""
+        return False
+
+    @property
+    def is_layerwise(self) -> bool:
+        """Whether the backward pass is one layer's at a time, of `part_of` the rows, and moves its parameters then."""
         return False
 
     @classmethod

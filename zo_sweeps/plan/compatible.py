@@ -221,11 +221,24 @@ def _backpropagation(config: TrialConfig) -> Iterator[str]:
     if kind.multiplied_in is not None and (config.precision.coded or stored.format.bytes < 4):
         weights = "method.weights" if space.moves_base else "precision"
         yield f"method.mixed_precision is over fp32 weights: use {weights}=fp32, not {stored.name}"
-    if kind.recomputes and space.positions:
+    if kind.is_layerwise:
+        if not _beside(type(space)):
+            yield (
+                "method.layerwise moves a layer when its gradients are there, and they are of factors beside its "
+                f"weights: use space={_having('space', _beside)}, not {space.name}"
+            )
+        if kind.multiplied_in is not None:
+            yield "method.layerwise moves a layer at a time, and method.mixed_precision skips a step whole: use one"
+    elif kind.recomputes and space.positions:
         yield (
             f"method.gradient_checkpointing computes layers again, and space {space.name!r} has keys and values that a "
             "forward adds to"
         )
+
+
+def _beside(space: type[Any]) -> bool:
+    """Return whether a space has dense parameters beside the weights of its layers."""
+    return bool(space.batched and not space.sparse and space().layers)
 
 
 def _codes(config: TrialConfig) -> Iterator[str]:

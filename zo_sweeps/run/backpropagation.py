@@ -94,8 +94,9 @@ class Backpropagation(Runner):
         self, space: InstalledSpace, batches: Callable[[int], Batch], *, steps: int, eval_every: int
     ) -> Iterator[StepDone | Evaluated]:
         bench, config = self.bench, self.config
-        products = config.method.kind.multiplied_in
-        with checkpointed(bench.model.blocks) if config.method.kind.recomputes else nullcontext():
+        kind, blocks = config.method.kind, bench.model.blocks
+        products = kind.multiplied_in
+        with checkpointed(blocks) if kind.recomputes and not kind.is_layerwise else nullcontext():
             yield from first_order.train(
                 bench.model,
                 space,
@@ -107,6 +108,7 @@ class Backpropagation(Runner):
                 eval_every=eval_every,
                 seed=config.seed,
                 autocast=None if products is None else products.dtype,
+                layers=blocks if kind.is_layerwise else (),
                 joules=self.recorder.energy.joules,
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.precision import Precision
@@ -12,7 +13,10 @@ from zo_sweeps.methods.precision import Precision
 
 @dataclass(frozen=True)
 class FirstOrder(Kind):
-    """Training by backpropagation through the same space, batches and loss: the papers' FO rows."""
+    """Training by backpropagation through the same space, batches and loss: the papers' FO rows.
+
+    Raises UserError for both `gradient_checkpointing` and `layerwise`, which computes layers again already.
+    """
 
     runner: ClassVar[str] = "zo_sweeps.run.backpropagation:Backpropagation"
     trains: ClassVar[bool] = True
@@ -27,9 +31,21 @@ class FirstOrder(Kind):
     gradient_checkpointing: bool = option(
         False, "keep the input of each layer only, and compute the layer again in the backward pass", added=True
     )
+    layerwise: bool = option(
+        False,
+        "checkpointing at the memory of a forward: an eighth of the rows and logits at a time, and each layer's "
+        "parameters move, and their gradients go, before the layer below is computed again",
+        added=True,
+    )
     mixed_precision: bool = option(
         False, "a step's products in fp16 with a scaled loss, over weights and a state in fp32", added=True
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layerwise and self.gradient_checkpointing:
+            what = "method.layerwise computes layers again already"
+            raise UserError(what, fix="leave method.gradient_checkpointing out")
 
     @property
     def trained_in(self) -> Precision:
@@ -41,4 +57,8 @@ class FirstOrder(Kind):
 
     @property
     def recomputes(self) -> bool:
-        return self.gradient_checkpointing
+        return self.gradient_checkpointing or self.layerwise
+
+    @property
+    def is_layerwise(self) -> bool:
+        return self.layerwise
