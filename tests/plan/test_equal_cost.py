@@ -41,6 +41,8 @@ def league(**top: Any) -> dict[str, Any]:
             50,
         ),  # sixteen directions, each at two points of its own example
         ({"method": "fo_full"}, 200, 67),  # a forward and a backward pass, which is two
+        ({"method": "fo_lora_fa_layerwise"}, 150, 50),  # and the layers once more
+        ({"method": "fo_full_8bit"}, 150, 50),
     ],
 )
 def test_examples_give_the_steps(tmp_path: Path, fixed: dict[str, Any], steps: int, every: int) -> None:

@@ -161,11 +161,15 @@ class TrialConfig:
         return self.train.steps if self.method.kind.trains else 0
 
     def forwards(self, trainable: int) -> int:
-        """Return the forwards of the batch per step, for `trainable` values; a backward pass counts as two."""
-        if not self.method.kind.trains:
+        """Return the forwards of the batch per step, for `trainable` values.
+
+        A backward pass counts as two, and as three where it computes the layers again.
+        """
+        kind = self.method.kind
+        if not kind.trains:
             return 0
-        if self.method.kind.backpropagates:
-            return 3
+        if kind.backpropagates:
+            return 3 + kind.recomputes
         points = self.estimator.evaluations(max(trainable, 1)) + self.perturbation.evaluations(self.estimator)
         return points + self.update.evaluations
 
