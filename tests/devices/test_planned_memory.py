@@ -15,6 +15,7 @@ SIZES = ["train.batch=8", "train.steps=1", "split.train=32", "split.dev=4", "spl
 FILLED, SHARED = "task=timing", "task=demo_remarks"  # texts of max_length; texts of many lengths, which share rows
 RATE = "update.lr=1e-4"
 ALL = ["train.logits=all", "train.packing=false"]
+CODED = ["precision=nf4", "precision.compute=fp32"]
 CASES = {
     "MeZO": ["method=mezo", RATE, SHARED],
     "MeZO in bf16": ["method=mezo", RATE, "precision=bf16", FILLED],
@@ -30,6 +31,10 @@ CASES = {
     "backpropagation, full": ["method=fo_full", RATE, SHARED],
     "backpropagation, LoRA-FA": ["method=fo_lora_fa", RATE, FILLED],
     "backpropagation, all logits": ["method=fo_lora_fa", RATE, *ALL, FILLED],
+    "a layer at a time": ["method=fo_lora_fa_layerwise", RATE, FILLED],
+    "a layer at a time, LoRA": ["method=fo_lora_fa_layerwise", RATE, "space=lora", SHARED],
+    "a layer at a time, all logits": ["method=fo_lora_fa_layerwise", RATE, *ALL, FILLED],
+    "a layer at a time, over NF4": ["method=fo_lora_fa_layerwise", RATE, *CODED, FILLED],
 }
 OF_LLAMA = [*TINY, "model.arch.max_position_embeddings=512"]
 OF_ROBERTA = ["model=random_roberta", "model.arch.hidden_size=64", "prompt=mezo_medium"]
@@ -54,6 +59,7 @@ METHODS = {
     "low rank": ["method=mezo", RATE, "perturbation=low_rank", "estimator.q=4", "evaluation.mode=both"],
     "backpropagation, full": ["method=fo_full", RATE],
     "backpropagation, LoRA-FA": ["method=fo_lora_fa", RATE],
+    "a layer at a time": ["method=fo_lora_fa_layerwise", RATE],
 }
 ALWAYS = [  # what was outside of the bounds before, or is nearest to one
     ("GPT-2", "zero-shot", FILLED),
@@ -61,11 +67,13 @@ ALWAYS = [  # what was outside of the bounds before, or is nearest to one
     ("GPT-2", "EGGROLL", FILLED),
     ("OPT", "P-RGE, q = 16", SHARED),
     ("OPT", "backpropagation, LoRA-FA", FILLED),
+    ("OPT", "a layer at a time", FILLED),
     ("Phi-3", "EGGROLL", FILLED),
     ("Gemma", "EGGROLL", SHARED),
     ("Gemma", "backpropagation, full", SHARED),
     ("RoBERTa", "P-RGE, q = 4", SHARED),
     ("RoBERTa", "backpropagation, LoRA-FA", SHARED),
+    ("RoBERTa", "a layer at a time", SHARED),
 ]
 EVERY = [
     pytest.param(*one, id=", ".join(one), marks=() if one in ALWAYS else pytest.mark.long)
@@ -105,6 +113,6 @@ def test_planned_bytes_are_one_to_one_and_a_half_of_the_tensors_that_are_alive(o
 def test_other_families_are_planned_within_the_same_bounds(family: str, method: str, task: str) -> None:
     """Feed-forward parts without a gate, fused projections, an activation of several operations, a table of its own."""
     overrides = [*FAMILIES[family], *METHODS[method], task]
-    if "method=prge" in overrides or "method=fo_lora_fa" in overrides:
+    if {"method=prge", "method=fo_lora_fa", "method=fo_lora_fa_layerwise"} & {*overrides}:
         overrides.append(f"space.targets=[{'qkv' if family in FUSED else 'q,v'}]")
     check(overrides)

@@ -48,6 +48,7 @@ RUNS = {
     "in place": ["method=mezo_compat", "update.lr=1e-4"],
     "all logits": [*ZO, "train.logits=all", "train.packing=false", "evaluation.mode=inner"],
     "fo lora_fa, int8": ["method=fo_lora_fa", "update.lr=1e-3", "precision=int8", "precision.compute=bf16"],
+    "fo, a layer at a time": ["method=fo_lora_fa_layerwise", "update.lr=1e-3"],
     "fo full": ["method=fo_full", "update.lr=1e-4"],
     "fo, all logits": ["method=fo_lora_fa", "update.lr=1e-3", "train.logits=all"],
 }  # fmt: skip

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import NamedTuple
 
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.kind import Kind, part_of
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import Precision
 from zo_sweeps.methods.space import Space
@@ -124,6 +125,9 @@ def memory_by_part(
             C = J = 4 with a gate, C = J = 2 without; C = 5, J = 4 without, with an activation of several operations
             + 2.5 * logits_bytes  (logits, exponentials, and three of the gradient)
             with `recomputes` the bracket is one layer's (L = 1), and L D b of inputs are added
+            with `is_layerwise` that one is of `part_of` the rows (of rows that several texts share, of the tokens, or
+            the longest text), the logits of `part_of` the places, D b more of the gradient df/dx are added, and PEFT
+            has the gradients of one layer
         scoring     W + S + F of `scored_tokens` instead of N T
         codes       M + largest * (4 + b)  (a decoded matrix, while it is multiplied)
         sparse      + trainable * (8 + b)  (indices, first values); over codes 16 + b  (where they are among the kept)
@@ -178,8 +182,9 @@ def memory_by_part(
     if kind.backpropagates:
         inputs = None if space.moves_base or space.sparse else arch.inputs(space.layers)
         mixed = kind.multiplied_in.format.bytes if kind.multiplied_in else 0
-        step = _backward(arch, b, batches, decoded, inputs, mixed, moves_base, kind.recomputes)
-        own = arch.parameters * b * (1 + on_host) if moves_base else FP32 * trainable * (2 + on_host)
+        step = _backward(arch, b, batches, decoded, inputs, mixed, moves_base, kind.recomputes, kind.is_layerwise)
+        gradients = 1 / arch.layers if kind.is_layerwise else 1
+        own = arch.parameters * b * (1 + on_host) if moves_base else FP32 * trainable * (1 + gradients + on_host)
         parts[Part.TRAINABLE] = own + FP32 * trainable * states
         updating = 5 * FP32 * largest * on_host if moves_base else 0
     elif moves_base:
@@ -283,6 +288,7 @@ def _backward(
     mixed: float = 0,
     moves_base: bool = False,
     recomputes: bool = False,
+    layerwise: bool = False,
 ) -> dict[Part, float]:
     """Return B of `memory_by_part` by part, with the batch's ids and a decoded matrix.
 
@@ -303,10 +309,22 @@ def _backward(
     casts = 0 if moves_base else mixed * sum(out * into for out, into in arch.linears.values())
     activations = layers * (per_layer + casts) + passing
     if recomputes:
-        activations = per_layer + casts + passing + tokens * layers * value_bytes * width
+        share = _part(batches) / tokens if layerwise else 1
+        kept = tokens * (layers + layerwise) * value_bytes * width
+        activations = (per_layer + passing) * share + casts + kept
+    if layerwise:
+        places = part_of(ceil(places))
     logits = 2.5 * logits_bytes(1, places, arch.vocabulary) + (0 if moves_base else mixed * arch.vocabulary * width)
     ids = INDEX * (3 * tokens + 8 * places)
     return {Part.WORKSPACE: ids + decoded, Part.ACTIVATIONS: activations, Part.LOGITS: logits}
+
+
+def _part(batches: Batches) -> float:
+    """Return the most tokens that a layerwise step computes at a time."""
+    tokens, texts, shared = batches.step
+    if shared:
+        return min(max(part_of(ceil(tokens)), batches.longest), tokens)
+    return part_of(ceil(texts)) * tokens / texts
 
 
 def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: int, entries: int) -> int:
