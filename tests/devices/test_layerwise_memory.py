@@ -48,6 +48,7 @@ def test_codes_are_decoded_a_matrix_at_a_time_in_the_backward_pass_too() -> None
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("model", [SMOLLM2, LLAMA2_7B], ids=["SmolLM2", "Llama-2-7B, two layers"])
 def test_larger_shapes_are_backpropagated_in_a_tenth_more_than_the_memory_of_mezo(model: list[str]) -> None:
     ours, mezo = (peak(*FILLED, *model, *method) for method in (BACKWARD, MEZO))
