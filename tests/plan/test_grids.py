@@ -23,7 +23,7 @@ COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed
     "precisions": (220, 228),
     "llama2_superglue": (783, 783),
     "low_rank": (240, 240),
-    "league": (4018, 4030),
+    "league": (3938, 3950),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
     "zero_shot": 9,
