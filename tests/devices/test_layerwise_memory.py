@@ -34,14 +34,14 @@ def peak(*overrides: str) -> float:
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("rows", [FILLED, SHARED], ids=["rows of one text", "rows that texts share"])
+@pytest.mark.parametrize("rows", [FILLED, pytest.param(SHARED, marks=pytest.mark.long)], ids=["filled", "shared"])
 def test_the_demo_is_backpropagated_in_a_tenth_more_than_the_memory_of_mezo(rows: list[str]) -> None:
     ours, plain = (peak(*DEMO, *rows, *method) for method in (BACKWARD, PLAIN))
     assert ours <= 1.1 * peak(*DEMO, *rows, *MEZO) < plain / 1.5
     assert ours <= 1.1 * peak(*DEMO, *rows, *IN_LORA_FA)
 
 
-@pytest.mark.unit
+@pytest.mark.long
 def test_codes_are_decoded_a_matrix_at_a_time_in_the_backward_pass_too() -> None:
     ours, mezo = (peak(*DEMO, *FILLED, *CODED, *method) for method in (BACKWARD, IN_LORA_FA))
     assert ours <= 1.1 * mezo
