@@ -128,7 +128,7 @@ def trained(definition: Space, coded: bool, update: Update, by_layers: bool) -> 
     return found, {name: param.detach() for name, param in space.params.items()}
 
 
-@pytest.mark.parametrize("coded", [False, True], ids=["fp32", "nf4"])
+@pytest.mark.parametrize("coded", [False, pytest.param(True, marks=pytest.mark.long)], ids=["fp32", "nf4"])
 @pytest.mark.parametrize("update", [SGD(lr=0.5, weight_decay=0.1), Adam(lr=0.01, eps=1e-3)], ids=["SGD", "Adam"])
 @pytest.mark.parametrize("definition", SPACES[:2], ids=lambda space: space.name)
 def test_steps_are_those_of_plain_backpropagation(definition: Space, update: Update, coded: bool) -> None:
