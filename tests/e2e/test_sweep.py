@@ -145,7 +145,7 @@ def test_five_kills_at_random_moments_change_nothing(inline: Sweep, sweep: Sweep
     assert len(over) == TRIALS
 
 
-@pytest.mark.chaos  # in two parts by default: an actor that is interrupted (test_ray_backend), and a command that goes on
+@pytest.mark.chaos  # by default in two parts: an actor is interrupted (test_ray_backend), and a command goes on
 def test_an_interrupt_stops_cleanly_and_the_same_command_goes_on(inline: Sweep, tmp_path: Path, conf: Path) -> None:
     """With its own server and SQLite store, which then has each run and each point once: read with SQL, not MLflow."""
     sweep = Sweep(tmp_path, conf, "tracking.uri=null")
