@@ -2,7 +2,7 @@
 
     python .ci/release.py v0.1.0
 
-A release has a tag `v` + the version in zo_sweeps/__init__.py, that version in CITATION.cff, and a section with that
+A release has a tag `v` + the version in zo_sweeps/core/host.py, that version in CITATION.cff, and a section with that
 version and a date in CHANGELOG.md.
 """
 
@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def notes(tag: str, root: Path = ROOT) -> str:
     """Return the section of the tag's version. Raises ValueError if the tag, the version and the files do not agree."""
-    (version,) = re.findall(r'^__version__ = "(.*)"$', (root / "zo_sweeps/__init__.py").read_text(), re.MULTILINE)
+    (version,) = re.findall(r'^VERSION = "(.*)"$', (root / "zo_sweeps/core/host.py").read_text(), re.MULTILINE)
     if tag != f"v{version}":
         raise ValueError(
-            f"the tag is {tag}, and zo_sweeps/__init__.py says {version}: tag v{version}, or change it there"
+            f"the tag is {tag}, and zo_sweeps/core/host.py says {version}: tag v{version}, or change it there"
         )
     if not re.search(rf"^version: {re.escape(version)}$", (root / "CITATION.cff").read_text(), re.MULTILINE):
         raise ValueError(f"CITATION.cff has another version than {version}: change it there")

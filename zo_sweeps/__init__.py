@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import zo_sweeps.plan
 import zo_sweeps.results
 import zo_sweeps.run  # noqa: F401  # for its effect, as said above
+from zo_sweeps.core.host import VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from zo_sweeps.plan.build import Plan
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["plan", "results", "run", "save_adapter", "weights"]
 
 

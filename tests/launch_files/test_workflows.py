@@ -62,10 +62,10 @@ def test_nothing_is_published_before_it_was_installed_and_tried() -> None:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A copy of what a release reads, at version 1.2.3, ready to be released."""
-    for name in (".ci/release.py", "zo_sweeps/__init__.py", "CITATION.cff"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in (".ci/release.py", "zo_sweeps/core/host.py", "CITATION.cff"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(REPO / name, tmp_path / name)
-    for name, old in (("zo_sweeps/__init__.py", r'(__version__ = )".*"'), ("CITATION.cff", r"(?m)^(version: ).*")):
+    for name, old in (("zo_sweeps/core/host.py", r'(VERSION = )".*"'), ("CITATION.cff", r"(?m)^(version: ).*")):
         file = tmp_path / name
         new = r'\1"1.2.3"' if name.endswith(".py") else r"\g<1>1.2.3"
         file.write_text(re.sub(old, new, file.read_text()))
@@ -94,7 +94,7 @@ def test_a_release_has_the_notes_of_its_version(project: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "tag", "said"),
     [
-        ("CHANGELOG.md", "", "", "v1.2.4", "the tag is v1.2.4, and zo_sweeps/__init__.py says 1.2.3"),
+        ("CHANGELOG.md", "", "", "v1.2.4", "the tag is v1.2.4, and zo_sweeps/core/host.py says 1.2.3"),
         ("CHANGELOG.md", "", "", "1.2.3", "the tag is 1.2.3"),
         ("CHANGELOG.md", "2026-12-01", "unreleased", "v1.2.3", "CHANGELOG.md says 'unreleased' for 1.2.3"),
         ("CHANGELOG.md", "[1.2.3]", "[1.2.9]", "v1.2.3", "CHANGELOG.md has no section for 1.2.3"),

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from os.path import expanduser
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from zo_sweeps import __version__
 from zo_sweeps.cli.lines import columns_kept
 from zo_sweeps.core.document import keys
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.host import VERSION
 
 if TYPE_CHECKING:
     from zo_sweeps.config.composer import Composer
@@ -84,7 +84,7 @@ def grid_parser(command: str, description: str | None) -> Parser:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, see below")
     text = "folder with grids, tasks and members of your own"
     parser.add_argument("--config-dir", action="append", type=expanduser, default=[], metavar="FOLDER", help=text)
-    parser.add_argument("--version", action="version", version=f"zo_sweeps {__version__}")
+    parser.add_argument("--version", action="version", version=f"zo_sweeps {VERSION}")
     parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
     return parser
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 GIB = 2**30
+VERSION = "0.1.0"  # of zo_sweeps
 
 
 def processor() -> str:

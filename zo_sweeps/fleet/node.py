@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.host import VERSION
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.schedule.cluster import GPU_LABEL, TOOL_LABEL, VERSION_LABEL
 
@@ -53,7 +53,7 @@ def labels(device: str | None, identity: str, name: str = "") -> str:
         "zo.kind": host["kind"],
         "zo.unified": str(host["unified"]).lower(),
         "zo.programs": str(host["executorch"]).lower(),
-        VERSION_LABEL: __version__,
+        VERSION_LABEL: VERSION,
         GPU_LABEL: str(host["memory_bytes"]) if host["kind"] == "cuda" else "",
         **{TOOL_LABEL + name: version for name, _, version in (tool.partition(" ") for tool in host["tools"])},
     }

@@ -15,9 +15,8 @@ from typing import Any
 
 import psutil
 
-from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.host import GIB
+from zo_sweeps.core.host import GIB, VERSION
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.doctor import Check, Status, codes, disk, executorch, imports, tools
 from zo_sweeps.devices.probe import has_cuda, probe
@@ -86,14 +85,12 @@ def versions(heads: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[Chec
 
 def same_code(heads: str) -> Check:
     """Check that the head has the same version of zo_sweeps: another one may compute other numbers."""
-    if heads == __version__:
-        return Check("zo-sweeps", "ok", f"{__version__}, as the head")
+    if heads == VERSION:
+        return Check("zo-sweeps", "ok", f"{VERSION}, as the head")
     if not heads:
-        return Check(
-            "zo-sweeps", "warn", f"{__version__}; the head does not report its own", "start it with `head start`"
-        )
+        return Check("zo-sweeps", "warn", f"{VERSION}; the head does not report its own", "start it with `head start`")
     fix = f"pip install 'zo-sweeps=={heads}'"
-    return Check("zo-sweeps", "fail", f"{__version__} here, {heads} at the head", fix)
+    return Check("zo-sweeps", "fail", f"{VERSION} here, {heads} at the head", fix)
 
 
 def clock(now: float, heads: float | None) -> Check:

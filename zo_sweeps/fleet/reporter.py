@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.host import VERSION
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.readings import changing, unchanging
 from zo_sweeps.fleet import gateway
@@ -36,7 +36,7 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
     """
     try:
         head = Head(address, cluster.token_environment(Path(token)))
-        facts: dict[str, Any] = {"zo_sweeps": __version__}
+        facts: dict[str, Any] = {"zo_sweeps": VERSION}
         hardware = ThreadPoolExecutor(1).submit(unchanging)  # trying kernels takes long
         meter = None
         known, count = time.monotonic(), 0

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import zo_sweeps
 from zo_sweeps.core.errors import UserError
 
 SYSTEM = Path("/etc/systemd/system")
@@ -225,7 +224,7 @@ def uninstall(*, system: bool, say: Callable[[str], None]) -> int:
 
 def _used(arguments: Sequence[str]) -> Iterator[Path]:
     """Yield the folders that the worker reads: Python, packages, this code, profiles."""
-    yield from (Path(sys.prefix), Path(sys.base_prefix), Path(zo_sweeps.__file__).parent)
+    yield from (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[1])
     for before, word in zip(["", *arguments], arguments, strict=False):
         flag, equals, value = word.partition("=")
         if before == "--config-dir":

@@ -8,8 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TypedDict
 
-import zo_sweeps
-from zo_sweeps.core.host import processor, version_of
+from zo_sweeps.core.host import VERSION, processor, version_of
 
 PACKAGES = (
     *("torch", "transformers", "datasets", "accelerate", "safetensors", "bitsandbytes", "triton", "numpy"),
@@ -47,13 +46,13 @@ def collect() -> Provenance:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    own = {"python": platform.python_version(), "zo_sweeps": zo_sweeps.__version__}
+    own = {"python": platform.python_version(), "zo_sweeps": VERSION}
     return own | {package: version for package in PACKAGES if (version := version_of(package))}
 
 
 @functools.cache
 def _git() -> tuple[str | None, bool | None]:
-    folder = Path(zo_sweeps.__file__).resolve().parent.parent
+    folder = Path(__file__).resolve().parents[2]
     if not (folder / ".git").exists():  # a wheel inside another project's checkout is unrelated to its commit
         return None, None
     try:

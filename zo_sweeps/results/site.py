@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import new_folder, replace_text
+from zo_sweeps.core.host import VERSION
 from zo_sweeps.record.commands import Launched, in_folder, launched
 from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
@@ -117,7 +117,7 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
     left_out += [line for lines in of_grids(state_dir, shown, standing).values() for line in lines]
     shared: dict[str, Any] = {
         "assets": ASSETS,
-        "provenance": [f"zo_sweeps {__version__}"],
+        "provenance": [f"zo_sweeps {VERSION}"],
         "chart_style": "",
         "files": True,
     }

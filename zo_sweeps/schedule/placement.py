@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ComputedCodes, ComputedMask, Event
+from zo_sweeps.core.host import VERSION
 from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.probe import EDGE
@@ -116,10 +116,10 @@ def other_version(there: str, here: str = "this sweep has") -> str:
 
     All machines of a cluster have one version: another may compute other numbers, and write other journals.
     """
-    if there in ("", __version__):
+    if there in ("", VERSION):
         return ""
-    update = f"pip install zo-sweeps=={__version__} there (or zo-sweeps-board, whichever it has), and restart it"
-    return f"has zo-sweeps {there}, and {here} {__version__}: {update}"
+    update = f"pip install zo-sweeps=={VERSION} there (or zo-sweeps-board, whichever it has), and restart it"
+    return f"has zo-sweeps {there}, and {here} {VERSION}: {update}"
 
 
 def refusal(needs: Needs, node: Node, cpus: int = 1) -> str:
