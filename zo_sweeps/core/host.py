@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 GIB = 2**30
-VERSION = "0.1.0"  # of zo_sweeps
+# Of zo_sweeps; its wheels are built with it.
+VERSION = "0.1.0"
 
 
 def processor() -> str:
