@@ -72,7 +72,7 @@ def test_loading_a_package_takes_the_memory_of_the_codes_and_of_one_tensor(tmp_p
     program = f'''
 import gc, json
 import torch
-from zo_sweeps.engine.layers.weight_only import Codes
+from zo_sweeps.engine.layers.weight_only import WeightCodes
 from zo_sweeps.engine.precisions.nf4 import NF4
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Model
@@ -84,13 +84,13 @@ def used():
     return sum({{one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}}.values())
 
 peaks = []
-holding = Codes.holding
+holding = WeightCodes.holding
 
 def sampled(codes, shape, buffers):
     peaks.append(used())  # with the codes that were just read
     return holding(codes, shape, buffers)
 
-Codes.holding = sampled
+WeightCodes.holding = sampled
 precision = NF4(compute="bf16")
 load(Model(), precision.dtype, "cpu", precision)  # imports everything
 before = used()
