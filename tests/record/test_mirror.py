@@ -51,6 +51,23 @@ def uri(tmp_path: Path, empty: Path) -> str:
     return f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}"
 
 
+def test_a_process_that_ends_between_two_tables_leaves_a_store_that_the_next_one_makes(tmp_path: Path) -> None:
+    program = f"""
+import os, pathlib, sqlalchemy
+from sqlalchemy import event
+
+@event.listens_for(sqlalchemy.engine.Engine, "after_cursor_execute")
+def ended(connection, cursor, statement, *others):
+    if "create table guardrails" in statement.lower():  # of the last ones
+        os._exit(9)
+
+from zo_sweeps.record.mlflow_client import _own_client
+_own_client(pathlib.Path({str(tmp_path)!r}, "mlflow.db"))
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    assert _own_client(tmp_path / "mlflow.db").search_experiments()
+
+
 def named(uri: str) -> str | None:
     """As a sweep names the store: `tracking.uri`."""
     return None if uri.startswith("sqlite:") else uri

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event, FinishedSweep, MadeFile, Uploaded, only
-from zo_sweeps.core.files import read_objects, replace_text
+from zo_sweeps.core.files import locked, read_objects, replace_text, replacing
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record import provenance
@@ -387,9 +387,12 @@ def _own_client(database: Path) -> MlflowClient:
 
     for name in ("mlflow.store.db.utils", "alembic"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # a line per table, and tracebacks of what is raised anyway
-    uri = f"sqlite:///{database}"
-    SqlAlchemyStore(uri, ARTIFACTS)  # as a server would make it: a client's has artifacts in the working directory
-    return MlflowClient(tracking_uri=uri)
+    with locked(database.with_suffix(".lock")):
+        if not database.stat().st_size:  # made aside: a process that ends between two tables leaves none of them here
+            with replacing(database) as part:
+                # As a server would make it: a client's has artifacts in the working directory.
+                SqlAlchemyStore(f"sqlite:///{part}", ARTIFACTS).engine.dispose()
+    return MlflowClient(tracking_uri=f"sqlite:///{database}")
 
 
 def _set_environment() -> None:
