@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # The first import of a submodule binds it as an attribute of the package. These three, whose __init__ files are empty,
 # are imported before the functions of the same names are defined, so that the functions keep them.
@@ -16,12 +16,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pandas import DataFrame
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from zo_sweeps.plan.build import Plan
+    from zo_sweeps.session.optimizer import Optimizer
 
 __version__ = VERSION
-__all__ = ["plan", "results", "run", "save_adapter", "weights"]
+__all__ = ["Optimizer", "plan", "replay", "results", "run", "save_adapter", "weights"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Optimizer":  # a class of torch's, which is loaded on its first use
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from zo_sweeps.session.optimizer import Optimizer
+
+    return Optimizer
 
 
 # Every function imports its dependencies when called: the engine alone runs on machines without Ray, Hydra or MLflow.
@@ -106,3 +115,10 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     from zo_sweeps.session import export
 
     return export.save_adapter(trial_id, folder, state_dir, merge=merge)
+
+
+def replay(model: nn.Module, path: str | Path) -> Optimizer:
+    """Apply a log that an `Optimizer` saved to the weights where it began; see `zo_sweeps.session.optimizer.replay`."""
+    from zo_sweeps.session import optimizer
+
+    return optimizer.replay(model, path)

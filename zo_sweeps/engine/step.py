@@ -28,7 +28,7 @@ from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.types import DivergedError, Peers
 from zo_sweeps.methods.estimator import Estimator
-from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.evaluation import Evaluation, Mode, Restore
 from zo_sweeps.methods.perturbation import ActivationPerturbation, Perturbation
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey, Point, Theta
 from zo_sweeps.methods.space import InstalledSpace
@@ -56,6 +56,12 @@ class Method:
     d: int = 0  # number of parameters in the space that it is bound to
     base: float | None = None  # f(theta) of the step, where `with_bases` has evaluated it
     mark: float | None = None  # the digest of the step's bases, which its line in the log ends with
+
+    @classmethod
+    def of(cls, estimator: Estimator, perturbation: Perturbation, update: Update, evaluation: Evaluation) -> Method:
+        """Return the method of these members, evaluated as `evaluation` says."""
+        in_place = InPlace() if evaluation.restore is Restore.IN_PLACE else None
+        return cls(estimator, perturbation, update, evaluation.mode, in_place, evaluation.points)
 
     @property
     def evaluations(self) -> int:

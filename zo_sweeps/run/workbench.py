@@ -19,13 +19,11 @@ from zo_sweeps.core.events import ComputedCodes, ComputedInitial, ComputedMask
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.evaluate import StepObjective
-from zo_sweeps.engine.in_place import InPlace
 from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.score import Scored, forwards, score
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Scores, of_batch
 from zo_sweeps.methods.definition import write
-from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.parts import Device
 from zo_sweeps.methods.precision import WeightOnlyPrecision
@@ -202,11 +200,8 @@ class Workbench:
 
     def method(self) -> Method:
         """Return the engine's method, composed of the members that the trial names."""
-        config, evaluation = self.config, self.config.evaluation
-        in_place = InPlace() if evaluation.restore is Restore.IN_PLACE else None
-        return Method(
-            config.estimator, config.perturbation, config.update, evaluation.mode, in_place, evaluation.points
-        )
+        config = self.config
+        return Method.of(config.estimator, config.perturbation, config.update, config.evaluation)
 
     def rates(self) -> Rates:
         """Return the learning rate of every step."""

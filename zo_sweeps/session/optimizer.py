@@ -1,0 +1,352 @@
+"""One optimizer for any loop: a named method over a model of one's own, driven by a closure. The run is its log."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from zo_sweeps import __version__
+from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import AXES
+from zo_sweeps.core.errors import UserError, together, unknown
+from zo_sweeps.core.files import parse_object, reading, replace_text
+from zo_sweeps.engine import linear
+from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.layers.sparse import Sparse
+from zo_sweeps.engine.replay import digest
+from zo_sweeps.engine.replay import replay as apply
+from zo_sweeps.engine.rounding import probe
+from zo_sweeps.engine.step import Method, RunState, step
+from zo_sweeps.engine.types import Evaluate
+from zo_sweeps.methods import registry
+from zo_sweeps.methods.arch import ALL
+from zo_sweeps.methods.definition import options, write
+from zo_sweeps.methods.evaluation import Evaluation
+from zo_sweeps.methods.parts import NamedMethod
+from zo_sweeps.methods.perturbation import Reads
+from zo_sweeps.methods.points import Estimate, NoiseKey, Point, Theta
+from zo_sweeps.methods.schedule import Schedule
+from zo_sweeps.methods.space import Space
+from zo_sweeps.methods.trial_config import NUMERICS, TrialConfig
+from zo_sweeps.plan.compatible import incompatible
+
+EVALUATION = "evaluation"
+PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}  # of trained weights; fp32 otherwise
+torch.serialization.add_safe_globals([NoiseKey, Estimate])  # of some methods' states
+
+
+class Logged(NamedTuple):
+    """One step of a log: its learning rate, its loss, and the coefficients of its estimate."""
+
+    lr: float
+    loss: float
+    coefs: tuple[float, ...]
+
+
+class Optimizer(torch.optim.Optimizer):
+    """A named zeroth-order method as an optimizer of torch: forwards only, over any module.
+
+        theta_t = theta_{t-1} - lr * u(ghat_t),   ghat_t of the losses at the method's points theta + scale * z
+
+    The trained parameters are those of the method's space. For a method over all weights (mezo, lozo: space=full) they
+    are the model's parameters that require grad: of a peft model, its adapter. Other spaces (prge: lora_fa) put modules
+    of their own into `targets`: roles (q, v) or names of a transformers model's projections; of any other module, the
+    names of Linear layers, their endings, or `all`.
+
+    Args:
+        model: what the closure computes its loss with.
+        method: a name in conf/method, such as mezo, lozo or prge.
+        seed: of the directions, and of a space's initial values.
+        config_dirs: folders with methods and members of your own, as --config-dir.
+        options: the method's options by name (`lr`, `eps`, `q`), other members of its axes (`update="adam"`), or keys
+            as on the command line where a name alone is ambiguous (`**{"space.rank": 8}`).
+
+    Attributes:
+        losses: of the last step's points, in their order; estimate: what they combined to.
+        log: a line per step; with the configuration and the initial weights, it is the run. See `save` and `replay`.
+        space: the trained parameters, installed in the model.
+
+    Torch's schedulers set the learning rate, and the log keeps that of each step. Cost: the method's forwards per step,
+    without gradients; no copy of the weights but the state of the method's update.
+
+    Raises UserError, with the choices, for an unknown method, option or layer, and for methods that need more than a
+    closure: backpropagation, masks of gradients, stored codes, a minibatch for each direction.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: str = "mezo",
+        *,
+        seed: int = 0,
+        config_dirs: Sequence[str | Path] = (),
+        **options: Any,
+    ) -> None:
+        config = _configured(model, method, options, config_dirs)
+        self._model, self._config, self._seed = model, config, seed
+        self.space = config.space.install(model, _layers(model, config.space), seed)
+        if config.space.moves_base:
+            self.space.params = {name: param for name, param in self.space.params.items() if param.requires_grad}
+        if not self.space.params:
+            raise UserError("no parameter of the model requires grad", fix="call requires_grad_() on those to train")
+        self._method = Method.of(config.estimator, config.perturbation, config.update, config.evaluation)
+        self._method = self._method.bind(self.space.params)
+        self._state = self._method.init(self.space.params)
+        self._start = _fingerprint(self.space.params)
+        self.log: list[Logged] = []
+        self.losses: tuple[float, ...] = ()
+        self.estimate: Estimate | None = None
+        super().__init__(list(self.space.params.values()), {"lr": config.update.lr})
+
+    def step(self, closure: Callable[..., Tensor | float]) -> float:  # type: ignore[override]  # torch's may be None
+        """Take one step; return its loss, the mean over its points.
+
+        Args:
+            closure: returns the minibatch's loss with the model as it is. It is called once per forward, so draw the
+                minibatch outside of it; several may be averaged in it. For points in one forward (prge, eggroll) it
+                takes their number P, repeats its rows P times, and returns the losses of the P groups of rows, [P].
+
+        Raises DivergedError if a loss is not finite, with the weights as they were, and UserError for a closure that
+        does not fit the method, or a model that draws dropout: each point would have a loss of its own.
+        """
+        if any(isinstance(layer, _DropoutNd) and layer.training and layer.p > 0 for layer in self._model.modules()):
+            raise UserError("the model draws dropout, other at each point of a step", fix="call model.eval()")
+        number, lr, seen = len(self.log) + 1, float(self.param_groups[0]["lr"]), _Seen()
+        estimate, self._state = step(
+            self._method,
+            self._model,
+            self.space,
+            self._objective(closure),
+            self._state,
+            seed=self._seed,
+            step=number,
+            lr=lr,
+            peers=seen,
+        )
+        self._write()
+        self.estimate, self.losses = estimate, seen.of_points
+        self.log.append(Logged(lr, estimate.loss, estimate.coefs))
+        return estimate.loss
+
+    def _write(self) -> None:
+        """Write the entries of a sparse space into the model's weights, which hold the last point's."""
+        if isinstance(self.space, Sparse):
+            self.space.write()
+
+    def _objective(self, closure: Callable[..., Tensor | float]) -> Objective:
+        required = [p for p in inspect.signature(closure).parameters.values() if p.default is p.empty]
+        takes_points = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in required)
+        mode = self._config.evaluation.mode
+        if mode.batched and not takes_points:
+            what = (
+                f"method {self._config.method.name!r} has several points in a forward, and the closure takes no number"
+            )
+            raise UserError(what, fix="write lambda points: ..., or mode='sequential' for one point in each")
+
+        def f(points: int) -> Tensor:
+            torch.clear_autocast_cache()  # its copies of weights in half precision are of the point before
+            losses = torch.as_tensor(closure(points) if takes_points else closure())
+            if losses.numel() != points:
+                what = f"the closure returned losses of shape {list(losses.shape)}"
+                raise UserError(what, fix=f"return a loss for each of {points} points: [{points}]")
+            return losses.reshape(points)
+
+        return f
+
+    def save(self, path: str | Path) -> None:
+        """Write the log as JSON lines: a header with the whole configuration, then a step each. See `replay`."""
+        lines = [self._header(), *(one._asdict() for one in self.log)]
+        replace_text(Path(path), "".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def _header(self) -> dict[str, Any]:
+        """Return what, with the initial weights and the log, makes the run again."""
+        config = self._config
+        parts = {axis: getattr(config, axis) for axis in AXES}
+        chosen = {axis: part.name for axis, part in parts.items()}
+        parts[EVALUATION] = config.evaluation
+        return {
+            "zo_sweeps": __version__,
+            "numerics": NUMERICS,
+            "method": config.method.name,
+            "seed": self._seed,
+            "config_dirs": list(config.members),
+            "options": chosen
+            | {f"{key}.{f.name}": write(getattr(part, f.name)) for key, part in parts.items() for f in options(part)},
+            "parameters": {name: list(param.shape) for name, param in self.space.params.items()},
+            "start": self._start,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last step, of numbers and tensors; the model's own weights are in the model's."""
+        groups = super().state_dict()["param_groups"]
+        log = [[lr, loss, list(coefs)] for lr, loss, coefs in self.log]
+        state = {"update": self._state.update, "directions": self._state.directions}
+        beside = {} if self._config.space.moves_base else {n: p.detach() for n, p in self.space.params.items()}
+        return {"header": self._header(), "log": log, "state": state, "beside": beside, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state, on the model's device, with the model's own `state_dict` of the same step: bit for bit.
+
+        Raises UserError for the state of another method, option, seed or shape.
+        """
+        _must_agree(state_dict["header"], self._header(), "the state")
+        self._start = state_dict["header"]["start"]
+        self._state = RunState(**deepcopy(state_dict["state"]))
+        for name, value in state_dict["beside"].items():
+            self.space.params[name].data.copy_(value)
+        self._write()
+        self.log = [Logged(lr, loss, tuple(coefs)) for lr, loss, coefs in state_dict["log"]]
+        (saved,) = state_dict["param_groups"]
+        self.param_groups[0].update({key: value for key, value in saved.items() if key != "params"})
+
+
+def replay(model: nn.Module, path: str | Path) -> Optimizer:
+    """Apply a saved log to the weights where its run began, in place; return the optimizer after its last step.
+
+    The result has the run's bits on the same kind of device, and the optimizer goes on from there. Cost: the directions
+    of every step, and no forward.
+
+    Raises UserError for a file that is no such log, for weights where it did not begin or of another shape, and for a
+    method whose directions depend on the minibatches (agzo).
+    """
+    with reading():
+        header, *lines = [parse_object(line) for line in Path(path).read_bytes().splitlines() or [b""]]
+    if header is None or "zo_sweeps" not in header or None in lines:
+        raise UserError("not the log of a run", where=str(path), fix="Optimizer.save writes one")
+    if header["numerics"] != NUMERICS:
+        what = f"the log is of zo_sweeps {header['zo_sweeps']}, whose steps had other bits"
+        raise UserError(what, where=str(path), fix=f"pip install zo-sweeps=={header['zo_sweeps']}")
+    opt = Optimizer(
+        model, header["method"], seed=header["seed"], config_dirs=header["config_dirs"], **header["options"]
+    )
+    _must_agree(header, opt._header(), str(path))
+    perturbation = opt._config.perturbation
+    if perturbation.reads is Reads.DATA:
+        what = (
+            f"the directions of {perturbation.name} depend on {perturbation.reads.value}, which the log does not hold"
+        )
+        raise UserError(what, where=str(path), fix="keep the model's state_dict and the optimizer's")
+    if header["start"] != opt._start:
+        fix = "load the weights that the optimizer was made with"
+        raise UserError("the model does not have the weights where the run began", where=str(path), fix=fix)
+    opt.log = [Logged(one["lr"], one["loss"], tuple(one["coefs"])) for one in lines if one is not None]
+    coefs, rates = [one.coefs for one in opt.log], lambda number: opt.log[number - 1].lr
+    opt._state = apply(opt._method, opt.space.params, coefs, rates, seed=opt._seed)
+    opt._write()
+    return opt
+
+
+class _Seen:
+    """Peers of a step that is not shared: keeps the losses of its points."""
+
+    of_points: tuple[float, ...] = ()
+
+    def losses(self, points: Sequence[Point], f: Evaluate) -> tuple[Sequence[Point], list[float]]:
+        losses = f(points)
+        self.of_points = tuple(losses)
+        return points, losses
+
+    def tell(self, coefs: Sequence[float]) -> None:
+        return None
+
+
+def _fingerprint(params: Mapping[str, Tensor]) -> str:
+    """Return a digest of some elements of every parameter: reading all of a large model takes longer than a step."""
+    return digest({name: probe(param) for name, param in params.items()})
+
+
+def _must_agree(header: Mapping[str, Any], own: Mapping[str, Any], where: str) -> None:
+    """Raise UserError unless a run has this optimizer's method, seed and options, and parameters of these shapes."""
+    said = {key: header[key] for key in ("method", "seed")} | header["options"]
+    here = {key: own[key] for key in ("method", "seed")} | own["options"]
+    others = [
+        f"{key}={said.get(key)!r}, not {here.get(key)!r}" for key in {**said, **here} if said.get(key) != here.get(key)
+    ]
+    if others:
+        raise UserError(f"it is of another configuration: {', '.join(others)}", where=where)
+    run, model = header["parameters"], own["parameters"]
+    for name in {**run, **model}:
+        if run.get(name) != model.get(name):
+            shapes = f"{name} is {run.get(name, 'absent')} there and {model.get(name, 'absent')} here"
+            raise UserError(f"it is of a model of another shape: {shapes}", where=where)
+
+
+def _configured(
+    model: nn.Module, method: str, given: Mapping[str, Any], config_dirs: Sequence[str | Path]
+) -> TrialConfig:
+    """Return the configuration of a trial with this method and these options, of which the axes are used.
+
+    Raises UserError for what no option is, and for a method that a closure is not enough for.
+    """
+    folders = [str(folder) for folder in config_dirs]
+    composer = Composer(config_dirs=folders)
+    tree = deepcopy(composer.trial_part({"method": method, **{axis: given[axis] for axis in AXES if axis in given}}))
+    if not NamedMethod.read(tree["method"], "method").kind.estimates:
+        raise UserError(f"method {method!r} takes no zeroth-order steps", fix="torch.optim has optimizers of gradients")
+    members = {axis: registry.member(axis, tree[axis]["name"]) for axis in AXES}
+    known = [f"{part}.{f.name}" for part, of in (*members.items(), (EVALUATION, Evaluation)) for f in options(of)]
+    for name, value in given.items():
+        if name in AXES:
+            continue
+        keys = [key for key in known if name in (key, key.partition(".")[2])]
+        if not keys:
+            short = {key.partition(".")[2] for key in known}
+            raise unknown("option", name, {*AXES, *(known if "." in name else short)}, where=f"method {method!r}")
+        if len(keys) > 1:
+            what, first = f"{name} is an option of {' and of '.join(key.partition('.')[0] for key in keys)}", keys[0]
+            raise UserError(what, where=f"method {method!r}", fix=f"write **{{{first!r}: {value!r}}}, or {keys[1]!r}")
+        part, _, option = keys[0].partition(".")
+        tree[part][option] = list(value) if isinstance(value, tuple) else value
+    trained = next((param for param in model.parameters() if param.requires_grad), None)
+    tree["precision"] = {"name": "fp32" if trained is None else PRECISIONS.get(trained.dtype, "fp32")}
+    tree["train"]["batch"] = 1  # the closure's own
+    tree["members"] = folders
+    config = TrialConfig.read(tree)
+    if reasons := _more_than_a_closure(config) or incompatible(config):
+        raise together(UserError(f"method {method!r}: {reason}") for reason in reasons)
+    return config
+
+
+def _more_than_a_closure(config: TrialConfig) -> list[str]:
+    """Return what a method needs that a loss of the weights does not give."""
+    space, estimator = config.space, config.estimator
+    reasons = {
+        f"space {space.name!r} takes its masks from gradients": space.needs_gradients,
+        f"space {space.name!r} replaces its parameters; leave out refresh": space.renewed_every,
+        f"space {space.name!r} trains {space.theta.value}; run it as a sweep": space.theta is not Theta.FLOATS,
+        f"estimator {estimator.name!r} has a minibatch for each direction; run it as a sweep": estimator.owns_rows,
+        "wrap the optimizer in a torch.optim.lr_scheduler": config.update.schedule != Schedule.read("constant"),
+    }
+    return [reason for reason, holds in reasons.items() if holds]
+
+
+def _layers(model: Any, space: Space) -> list[str]:
+    """Return the qualified names of the space's target layers, in the model's order.
+
+    Raises UserError, with the choices, for a target that the model does not have.
+    """
+    targets, kind = space.layers, getattr(getattr(model, "config", None), "model_type", None)
+    if space.positions and kind is None:
+        raise UserError(f"space {space.name!r} needs a language model of transformers, not a {type(model).__name__}")
+    linears = [name for name, layer in model.named_modules() if linear.is_projection(layer)]
+    if targets and kind is not None:
+        from zo_sweeps.models.families import describe
+
+        wanted = {*describe(model.config.to_dict()).names(targets)}
+        if absent := sorted(wanted - {*linears}):
+            what = f"{absent[0]} of a {kind} is no layer of this {type(model).__name__}"
+            raise UserError(what, where="targets", fix="of a peft model, train the adapter: space='full'")
+        return [name for name in linears if name in wanted]
+    matches = {t: {name for name in linears if t == ALL or f".{name}".endswith(f".{t}")} for t in targets}
+    for target, names in matches.items():
+        if not names:
+            raise unknown("target", target, {ALL, *linears}, where="targets")
+    return [name for name in linears if any(name in names for names in matches.values())]
