@@ -29,7 +29,7 @@ from zo_sweeps.engine.estimators.rloo import RLOO
 from zo_sweeps.engine.perturbations.curvature import Curvature
 from zo_sweeps.engine.perturbations.loren import LOREN
 from zo_sweeps.engine.perturbations.low_rank import LowRank
-from zo_sweeps.engine.perturbations.pezo_pool import PezoPool
+from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
 from zo_sweeps.engine.perturbations.small_weights import SmallWeights
 from zo_sweeps.engine.types import DivergedError
@@ -102,7 +102,7 @@ BY_HAND: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # named method -> its m
         FULL(),
         {},
     ),
-    "pezo_pool": (Method(RGE(q=1, eps=1e-3), PezoPool(), SGD()), FULL(), {}),
+    "pezo_pool": (Method(RGE(q=1, eps=1e-3), PeZOPool(), SGD()), FULL(), {}),
 }
 
 
@@ -118,6 +118,7 @@ def test_a_step_has_the_bits_of_the_engines_own(name: str) -> None:
         f = partial(loss, theirs, x, y)
         estimate, state = engine.step(method, theirs, installed, f, state, seed=3, step=number, lr=1e-2)
         log.append((1e-2, estimate.loss, estimate.coefs))
+    start = bits(opt, ours)
     train(opt, ours, 5)
     assert opt.log == log
     assert opt.estimate == estimate
@@ -126,10 +127,10 @@ def test_a_step_has_the_bits_of_the_engines_own(name: str) -> None:
         value.detach().contiguous().view(torch.uint8).numpy().tobytes()
         for value in (*theirs.state_dict().values(), *installed.params.values())
     ]
-    assert bits(opt, ours) != bits(Optimizer(start := network(), name, seed=3, **given), start)
+    assert bits(opt, ours) != start
 
 
-@pytest.mark.parametrize("name", [*BY_HAND, "outliers", "random_subset", "adamezo", "mezo_gv", "vera"])
+@pytest.mark.parametrize("name", ["mezo", "lozo_m", "prge", "loren", "hizoo", "adamezo", "mezo_gv", "outliers"])
 def test_a_saved_log_replays_and_a_state_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
     model = network()
     opt = Optimizer(model, name, lr=1e-2)
@@ -317,7 +318,7 @@ def test_closures_and_models_that_do_not_fit_are_refused() -> None:
         Optimizer(model, "prge").step(lambda: torch.zeros(()))
     with pytest.raises(UserError, match=r"losses of shape \[8, 2\]; return a loss for each of 8 points: \[8\]"):
         Optimizer(network(), "prge").step(lambda points: torch.zeros(points, 2))
-    with pytest.raises(UserError, match="draws dropout, other at each point of a step; call model.eval"):
+    with pytest.raises(UserError, match=r"draws dropout, other at each point of a step; call model.eval"):
         Optimizer(dropping := nn.Sequential(network(), nn.Dropout(0.1))).step(lambda: dropping(X).sum())
     Optimizer(dropping.eval()).step(lambda rows=X: dropping(rows).sum())
     with pytest.raises(UserError, match="no parameter of the model requires grad; call requires_grad_"):
@@ -329,28 +330,30 @@ def test_a_log_is_refused_where_its_run_did_not_begin(tmp_path: Path) -> None:
     opt = Optimizer(model, "mezo", lr=1e-2)
     train(opt, model, 2)
     opt.save(file)
-    with pytest.raises(UserError, match="the model does not have the weights where the run began in .*run.jsonl; load"):
+    with pytest.raises(
+        UserError, match=r"the model does not have the weights where the run began in .*run.jsonl; load"
+    ):
         zo_sweeps.replay(model, file)
     with pytest.raises(
         UserError, match=r"another shape: 0.weight is \[16, 8\] there and \[16, 9\] here in .*run.jsonl$"
     ):
         zo_sweeps.replay(nn.Sequential(nn.Linear(9, 16)), file)
-    with pytest.raises(UserError, match="another shape: 1.weight is .16. there and absent here"):
+    with pytest.raises(UserError, match=r"another shape: 1.weight is .16. there and absent here"):
         zo_sweeps.replay(nn.Sequential(nn.Linear(8, 16)), file)
     header, *steps = file.read_text().splitlines()
     older = {**json.loads(header), "numerics": 1, "zo_sweeps": "0.0.9"}
     file.write_text("\n".join([json.dumps(older), *steps]))
     with pytest.raises(
-        UserError, match="of zo_sweeps 0.0.9, whose steps had other bits .*; pip install zo-sweeps==0.0.9"
+        UserError, match=r"of zo_sweeps 0.0.9, whose steps had other bits .*; pip install zo-sweeps==0.0.9"
     ):
         zo_sweeps.replay(network(), file)
     for text in ("", "[]", f"{header}\nnonsense"):
         file.write_text(text)
-        with pytest.raises(UserError, match="not the log of a run in .*; Optimizer.save writes one"):
+        with pytest.raises(UserError, match=r"not the log of a run in .*; Optimizer.save writes one"):
             zo_sweeps.replay(network(), file)
-    with pytest.raises(UserError, match="none.jsonl"):
+    with pytest.raises(UserError, match=r"none.jsonl"):
         zo_sweeps.replay(network(), tmp_path / "none.jsonl")
-    with pytest.raises(UserError, match="of another configuration: .*estimator.q=1, not 2 in the state$"):
+    with pytest.raises(UserError, match=r"of another configuration: .*estimator.q=1, not 2 in the state$"):
         Optimizer(network(), "mezo", q=2).load_state_dict(opt.state_dict())
 
 

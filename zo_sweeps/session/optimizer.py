@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,10 @@ from zo_sweeps.methods.trial_config import NUMERICS, TrialConfig
 from zo_sweeps.plan.compatible import incompatible
 
 EVALUATION = "evaluation"
-PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}  # of trained weights; fp32 otherwise
+PRECISIONS: Mapping[torch.dtype | None, str] = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}  # of trained weights; fp32 otherwise
 torch.serialization.add_safe_globals([NoiseKey, Estimate])  # of some methods' states
 
 
@@ -172,14 +176,15 @@ class Optimizer(torch.optim.Optimizer):
         parts = {axis: getattr(config, axis) for axis in AXES}
         chosen = {axis: part.name for axis, part in parts.items()}
         parts[EVALUATION] = config.evaluation
+        given = {f"{key}.{f.name}": write(getattr(part, f.name)) for key, part in parts.items() for f in options(part)}
+        del given["update.lr"]  # each line of the log has its own
         return {
             "zo_sweeps": __version__,
             "numerics": NUMERICS,
             "method": config.method.name,
             "seed": self._seed,
             "config_dirs": list(config.members),
-            "options": chosen
-            | {f"{key}.{f.name}": write(getattr(part, f.name)) for key, part in parts.items() for f in options(part)},
+            "options": {**chosen, **given},
             "parameters": {name: list(param.shape) for name, param in self.space.params.items()},
             "start": self._start,
         }
@@ -241,6 +246,8 @@ def replay(model: nn.Module, path: str | Path) -> Optimizer:
     coefs, rates = [one.coefs for one in opt.log], lambda number: opt.log[number - 1].lr
     opt._state = apply(opt._method, opt.space.params, coefs, rates, seed=opt._seed)
     opt._write()
+    if opt.log:
+        opt.param_groups[0]["lr"] = opt.log[-1].lr
     return opt
 
 
@@ -279,6 +286,12 @@ def _must_agree(header: Mapping[str, Any], own: Mapping[str, Any], where: str) -
             raise UserError(f"it is of a model of another shape: {shapes}", where=where)
 
 
+@cache
+def _packaged() -> Composer:
+    """Return the composer of the packaged files: composing the defaults takes a tenth of a second."""
+    return Composer()
+
+
 def _configured(
     model: nn.Module, method: str, given: Mapping[str, Any], config_dirs: Sequence[str | Path]
 ) -> TrialConfig:
@@ -286,33 +299,41 @@ def _configured(
 
     Raises UserError for what no option is, and for a method that a closure is not enough for.
     """
-    folders = [str(folder) for folder in config_dirs]
-    composer = Composer(config_dirs=folders)
-    tree = deepcopy(composer.trial_part({"method": method, **{axis: given[axis] for axis in AXES if axis in given}}))
-    if not NamedMethod.read(tree["method"], "method").kind.estimates:
-        raise UserError(f"method {method!r} takes no zeroth-order steps", fix="torch.optim has optimizers of gradients")
-    members = {axis: registry.member(axis, tree[axis]["name"]) for axis in AXES}
-    known = [f"{part}.{f.name}" for part, of in (*members.items(), (EVALUATION, Evaluation)) for f in options(of)]
-    for name, value in given.items():
-        if name in AXES:
-            continue
-        keys = [key for key in known if name in (key, key.partition(".")[2])]
-        if not keys:
-            short = {key.partition(".")[2] for key in known}
-            raise unknown("option", name, {*AXES, *(known if "." in name else short)}, where=f"method {method!r}")
-        if len(keys) > 1:
-            what, first = f"{name} is an option of {' and of '.join(key.partition('.')[0] for key in keys)}", keys[0]
-            raise UserError(what, where=f"method {method!r}", fix=f"write **{{{first!r}: {value!r}}}, or {keys[1]!r}")
-        part, _, option = keys[0].partition(".")
-        tree[part][option] = list(value) if isinstance(value, tuple) else value
-    trained = next((param for param in model.parameters() if param.requires_grad), None)
-    tree["precision"] = {"name": "fp32" if trained is None else PRECISIONS.get(trained.dtype, "fp32")}
-    tree["train"]["batch"] = 1  # the closure's own
-    tree["members"] = folders
-    config = TrialConfig.read(tree)
-    if reasons := _more_than_a_closure(config) or incompatible(config):
-        raise together(UserError(f"method {method!r}: {reason}") for reason in reasons)
-    return config
+    folders = [str(Path(folder).resolve()) for folder in config_dirs]
+    with registry.using_folders(folders):
+        composer = Composer(config_dirs=folders) if folders else _packaged()
+        chosen = {axis: given[axis] for axis in AXES if axis in given}
+        tree = deepcopy(composer.trial_part({"method": method, **chosen}))
+        if not NamedMethod.read(tree["method"], "method").kind.estimates:
+            fix = "torch.optim has optimizers of gradients"
+            raise UserError(f"method {method!r} takes no zeroth-order steps", fix=fix)
+        for name, value in given.items():
+            if name not in AXES:
+                part, _, option = _key(name, value, tree, method).partition(".")
+                tree[part][option] = list(value) if isinstance(value, tuple) else value
+        trained = next((param.dtype for param in model.parameters() if param.requires_grad), None)
+        tree["precision"] = {"name": PRECISIONS.get(trained, "fp32")}
+        tree["train"]["batch"] = 1  # the closure's own
+        tree["members"] = folders
+        config = TrialConfig.read(tree)
+        if reasons := _more_than_a_closure(config) or incompatible(config):
+            raise together(UserError(f"method {method!r}: {reason}") for reason in reasons)
+        return config
+
+
+def _key(name: str, value: object, tree: Mapping[str, Any], method: str) -> str:
+    """Return the key `axis.option` that a name is, or is the end of. Raises UserError if none is, or several are."""
+    parts = {axis: registry.member(axis, tree[axis]["name"]) for axis in AXES} | {EVALUATION: Evaluation}
+    known = [f"{part}.{f.name}" for part, of in parts.items() for f in options(of)]
+    short = {key: key.partition(".")[2] for key in known}
+    keys = [key for key in known if name in (key, short[key])]
+    if not keys:
+        choices = known if "." in name else short.values()
+        raise unknown("option", name, {*AXES, *choices}, where=f"method {method!r}")
+    if len(keys) > 1:
+        what = f"{name} is an option of {' and of '.join(key.partition('.')[0] for key in keys)}"
+        raise UserError(what, where=f"method {method!r}", fix=f"write **{{{keys[0]!r}: {value!r}}}, or {keys[1]!r}")
+    return keys[0]
 
 
 def _more_than_a_closure(config: TrialConfig) -> list[str]:
