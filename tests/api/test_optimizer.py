@@ -144,6 +144,8 @@ def test_a_saved_log_replays_and_a_state_goes_on_with_the_same_bits(name: str, t
     assert replayed.log == opt.log
 
     resumed = network()
+    if name not in ("prge", "outliers"):  # with adapters, the state of the model has their names, and begins with them
+        resumed.load_state_dict(torch.load(tmp_path / "state.pt")["model"])
     other = Optimizer(resumed, name, lr=5.0)
     kept = torch.load(tmp_path / "state.pt")
     resumed.load_state_dict(kept["model"])
@@ -240,7 +242,7 @@ def test_minibatches_are_averaged_in_the_closure() -> None:
 
 @pytest.mark.parametrize("options", [{"restore": "in_place"}, {"estimator": "rge_one_sided"}])
 def test_mixed_precision_computes_each_point_with_its_own_weights(options: dict[str, Any]) -> None:
-    """An autocast around the whole loop keeps half-precision copies of the weights, which change at every point."""
+    """An autocast around the whole loop can keep half-precision copies of weights, which change at every point."""
     x, y = next(minibatches())
     inside, around = network(), network()
     one, two = (Optimizer(model, "mezo", lr=0.3, eps=0.1, **options) for model in (inside, around))
@@ -257,6 +259,20 @@ def test_mixed_precision_computes_each_point_with_its_own_weights(options: dict[
     assert one.log == two.log
     assert len({*two.losses}) == 2
     assert bits(one, inside) == bits(two, around)
+
+
+def test_weights_in_half_precision_are_rounded_at_random_and_replayed(tmp_path: Path) -> None:
+    x, y = next(minibatches())
+    model, nearest = network().bfloat16(), network().bfloat16()
+    opt, lost = Optimizer(model, "mezo", lr=1e-4, rounding="stochastic"), Optimizer(nearest, "mezo", lr=1e-4)
+    for one, weights in ((opt, model), (lost, nearest)):
+        for _ in range(3):
+            one.step(lambda weights=weights: F.cross_entropy(weights(x.bfloat16()).float(), y))
+    assert bits(opt, model) != bits(lost, nearest)
+    opt.save(tmp_path / "run.jsonl")
+    assert bits(zo_sweeps.replay(again := network().bfloat16(), tmp_path / "run.jsonl"), again) == bits(opt, model)
+    with pytest.raises(UserError, match=r"'mezo': update.rounding=stochastic rounds weights that are trained in half"):
+        Optimizer(network(), "mezo", rounding="stochastic")
 
 
 def test_a_loss_that_is_not_finite_leaves_run_and_weights_as_they_were() -> None:
@@ -318,6 +334,10 @@ def test_closures_and_models_that_do_not_fit_are_refused() -> None:
         Optimizer(model, "prge").step(lambda: torch.zeros(()))
     with pytest.raises(UserError, match=r"losses of shape \[8, 2\]; return a loss for each of 8 points: \[8\]"):
         Optimizer(network(), "prge").step(lambda points: torch.zeros(points, 2))
+    with pytest.raises(
+        UserError, match=r"the loss is in bf16, where the points .*; compute it in fp32, as of logits.float"
+    ):
+        Optimizer(network()).step(lambda: torch.zeros((), dtype=torch.bfloat16))
     with pytest.raises(UserError, match=r"draws dropout, other at each point of a step; call model.eval"):
         Optimizer(dropping := nn.Sequential(network(), nn.Dropout(0.1))).step(lambda: dropping(X).sum())
     Optimizer(dropping.eval()).step(lambda rows=X: dropping(rows).sum())

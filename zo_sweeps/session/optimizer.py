@@ -119,7 +119,7 @@ class Optimizer(torch.optim.Optimizer):
                 takes their number P, repeats its rows P times, and returns the losses of the P groups of rows, [P].
 
         Raises DivergedError if a loss is not finite, with the weights as they were, and UserError for a closure that
-        does not fit the method, or a model that draws dropout: each point would have a loss of its own.
+        does not fit the method, a loss in half precision, or a model that draws dropout.
         """
         if any(isinstance(layer, _DropoutNd) and layer.training and layer.p > 0 for layer in self._model.modules()):
             raise UserError("the model draws dropout, other at each point of a step", fix="call model.eval()")
@@ -156,11 +156,13 @@ class Optimizer(torch.optim.Optimizer):
             raise UserError(what, fix="write lambda points: ..., or mode='sequential' for one point in each")
 
         def f(points: int) -> Tensor:
-            torch.clear_autocast_cache()  # its copies of weights in half precision are of the point before
             losses = torch.as_tensor(closure(points) if takes_points else closure())
             if losses.numel() != points:
                 what = f"the closure returned losses of shape {list(losses.shape)}"
                 raise UserError(what, fix=f"return a loss for each of {points} points: [{points}]")
+            if losses.dtype in PRECISIONS:
+                what = f"the loss is in {PRECISIONS[losses.dtype]}, where the points of a step round to the same"
+                raise UserError(what, fix="compute it in fp32, as of logits.float()")
             return losses.reshape(points)
 
         return f
