@@ -226,7 +226,8 @@ def test_of_a_peft_model_the_adapter_is_trained() -> None:
     moved = {name for name, param in model.named_parameters() if not param.equal(before[name])}
     assert moved == {*opt.space.params} == {name for name in before if "lora_" in name}
     with pytest.raises(
-        UserError, match=r"q_proj of a llama is no layer of this PeftModel in targets; of a peft model, "
+        UserError,
+        match=r"q_proj of a llama is no layer of this PeftModel in targets; train a peft model's adapter with ",
     ):
         Optimizer(model, "prge", targets=("q",))
 
@@ -377,12 +378,23 @@ def test_a_log_is_refused_where_its_run_did_not_begin(tmp_path: Path) -> None:
         Optimizer(network(), "mezo", q=2).load_state_dict(opt.state_dict())
 
 
+def test_a_model_is_left_as_it_was_by_a_log_that_is_refused(tmp_path: Path) -> None:
+    model = network()
+    Optimizer(model, "prge", seed=1).save(tmp_path / "run.jsonl")
+    header = json.loads((tmp_path / "run.jsonl").read_text())
+    (tmp_path / "run.jsonl").write_text(json.dumps({**header, "start": "other"}))
+    again = network()
+    with pytest.raises(UserError, match="does not have the weights"):
+        zo_sweeps.replay(again, tmp_path / "run.jsonl")
+    assert [*again.state_dict()] == [*network().state_dict()]
+
+
 def test_directions_of_activations_are_trained_with_and_their_log_is_refused(tmp_path: Path) -> None:
     model = network()
     opt = Optimizer(model, "agzo", lr=1e-2)
     train(opt, model, 2)
     opt.save(tmp_path / "run.jsonl")
-    with pytest.raises(UserError, match="of agzo depend on the minibatch at its step, which the log does not hold"):
+    with pytest.raises(UserError, match="of agzo depend on the minibatch at its step, and are in no log"):
         zo_sweeps.replay(network(), tmp_path / "run.jsonl")
 
 

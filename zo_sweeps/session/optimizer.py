@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from zo_sweeps import __version__
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import AXES
 from zo_sweeps.core.errors import UserError, together, unknown
 from zo_sweeps.core.files import parse_object, reading, replace_text
+from zo_sweeps.core.host import VERSION
 from zo_sweeps.engine import linear
 from zo_sweeps.engine.evaluate import Objective
 from zo_sweeps.engine.layers.sparse import Sparse
@@ -40,10 +40,7 @@ from zo_sweeps.methods.trial_config import NUMERICS, TrialConfig
 from zo_sweeps.plan.compatible import incompatible
 
 EVALUATION = "evaluation"
-PRECISIONS: Mapping[torch.dtype | None, str] = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-}  # of trained weights; fp32 otherwise
+PRECISIONS: Mapping[torch.dtype | None, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}  # others: fp32
 torch.serialization.add_safe_globals([NoiseKey, Estimate])  # of some methods' states
 
 
@@ -181,7 +178,7 @@ class Optimizer(torch.optim.Optimizer):
         given = {f"{key}.{f.name}": write(getattr(part, f.name)) for key, part in parts.items() for f in options(part)}
         del given["update.lr"]  # each line of the log has its own
         return {
-            "zo_sweeps": __version__,
+            "zo_sweeps": VERSION,
             "numerics": NUMERICS,
             "method": config.method.name,
             "seed": self._seed,
@@ -234,16 +231,18 @@ def replay(model: nn.Module, path: str | Path) -> Optimizer:
     opt = Optimizer(
         model, header["method"], seed=header["seed"], config_dirs=header["config_dirs"], **header["options"]
     )
-    _must_agree(header, opt._header(), str(path))
-    perturbation = opt._config.perturbation
-    if perturbation.reads is Reads.DATA:
-        what = (
-            f"the directions of {perturbation.name} depend on {perturbation.reads.value}, which the log does not hold"
-        )
-        raise UserError(what, where=str(path), fix="keep the model's state_dict and the optimizer's")
-    if header["start"] != opt._start:
-        fix = "load the weights that the optimizer was made with"
-        raise UserError("the model does not have the weights where the run began", where=str(path), fix=fix)
+    try:
+        _must_agree(header, opt._header(), str(path))
+        perturbation = opt._config.perturbation
+        if perturbation.reads is Reads.DATA:
+            what = f"the directions of {perturbation.name} depend on {perturbation.reads.value}, and are in no log"
+            raise UserError(what, where=str(path), fix="keep the model's state_dict and the optimizer's")
+        if header["start"] != opt._start:
+            fix = "load the weights that the optimizer was made with"
+            raise UserError("the model does not have the weights where the run began", where=str(path), fix=fix)
+    except UserError:
+        opt.space.uninstall()
+        raise
     opt.log = [Logged(one["lr"], one["loss"], tuple(one["coefs"])) for one in lines if one is not None]
     coefs, rates = [one.coefs for one in opt.log], lambda number: opt.log[number - 1].lr
     opt._state = apply(opt._method, opt.space.params, coefs, rates, seed=opt._seed)
@@ -366,7 +365,8 @@ def _layers(model: Any, space: Space) -> list[str]:
         wanted = {*describe(model.config.to_dict()).names(targets)}
         if absent := sorted(wanted - {*linears}):
             what = f"{absent[0]} of a {kind} is no layer of this {type(model).__name__}"
-            raise UserError(what, where="targets", fix="of a peft model, train the adapter: space='full'")
+            fix = "train a peft model's adapter with space='full', or call opt.space.uninstall() of an earlier one"
+            raise UserError(what, where="targets", fix=fix)
         return [name for name in linears if name in wanted]
     matches = {t: {name for name in linears if t == ALL or f".{name}".endswith(f".{t}")} for t in targets}
     for target, names in matches.items():
