@@ -1,4 +1,4 @@
-"""The models of the papers: each composes, has the published size, and runs with random weights at a reduced size."""
+"""The models of the papers and of today: each composes, has the published size, and runs with random weights at a reduced size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PUBLISHED = {  # parameters as the models' own pages count them
 
 def _known(name: str) -> dict[str, Any]:
     model = SIZED[name]
-    assert model["family"] in families.names()
+    assert model["family"] in (*families.names(), model["arch"]["model_type"])
     return model
 
 
@@ -68,7 +68,7 @@ def test_every_model_runs_with_random_weights_at_reduced_depth_and_width(name: s
 
     arch = _known(name)["arch"]
     smaller = {"num_hidden_layers": 1, "vocab_size": 4104, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
-    arch = {**arch, **{key: arch[key] // 4 for key in WIDTHS if key in arch}, **smaller}
+    arch = {**arch, **{key: max(1, arch[key] // 4) for key in WIDTHS if key in arch}, **smaller}
     model = load(Model(source="random", arch=arch), torch.bfloat16, "cpu")
     assert sum(p.numel() for p in model.module.parameters()) == families.describe(arch).parameters
     with torch.inference_mode():
@@ -76,5 +76,5 @@ def test_every_model_runs_with_random_weights_at_reduced_depth_and_width(name: s
         logits = model.head(hidden[0])
     assert logits.shape == (8, 4104)
     assert bool(logits.isfinite().all())
-    linear = model.target_modules(["q", "v"])
-    assert len(linear) == 2
+    roles = ["qkv"] if arch["model_type"] == "phi3" else ["q", "v"]  # one matrix of Phi's multiplies all three
+    assert len(model.target_modules(roles)) == len(roles)
