@@ -98,9 +98,9 @@ def test_half_precision_is_combined_in_one_pass(
     expected = combine(Gaussian(), terms, "w", param, rows=rows)
     right, given = noise._runner, []
 
-    def recorded(out: torch.Tensor, base: torch.Tensor | None) -> noise.Run:
+    def recorded(out: torch.Tensor, base: torch.Tensor | None, of_signs: bool) -> noise.Run:
         given.append((out.dtype, None if base is None else base.dtype))
-        return right(out, base)
+        return right(out, base, of_signs)
 
     monkeypatch.setattr(noise, "_runner", recorded)
     assert torch.equal(combine(Gaussian(), terms, "w", param, rows=rows), expected)

@@ -1,4 +1,4 @@
-"""The models of the papers and of today: each composes, has the published size, and runs with random weights at a reduced size."""
+"""The models of papers and of today: each composes, has the published size, and runs small with random weights."""
 
 from __future__ import annotations
 
