@@ -55,7 +55,7 @@ def main() -> None:
         print("other bits in place")
     triton.combine(torch.empty(0), None, 5, words, SCALES)
     # Weights in half precision are read and written by the kernel itself.
-    noise._runner = lambda out, base: triton.combine
+    noise._runner = lambda out, base, of_signs: triton.combine
     for dtype in (torch.bfloat16, torch.float16):
         param, total = torch.linspace(-1, 1, 3000).to(dtype), torch.empty(3000)
         noise._expression(total, param.float(), 0, words, SCALES)
