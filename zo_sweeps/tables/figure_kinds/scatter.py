@@ -44,8 +44,9 @@ class Scatter(FigureKind):
     x_is_measured: ClassVar[bool] = True
 
     def build(self, spec: FigureSpec, records: Iterable[Record], lookup: Lookup, runs: Runs) -> Figure:
-        assert spec.measure is not None
-        assert spec.x_measure is not None
+        across, up = spec.x_measure, spec.measure
+        assert across is not None
+        assert up is not None
         order = [block for block, _ in spec.series]
         mine = [record for record in records if record.block in order]
         behind: Behind = defaultdict(list)
@@ -53,8 +54,8 @@ class Scatter(FigureKind):
         def drawn(here: list[Record], block: str, label: str) -> list[Series] | None:
             own = [record for record in here if record.block == block]
             chosen = best.records if (best := select(settings(own), spec.rule)) else ()
-            x = [spec.x_measure.value(record.metrics) for record in chosen if spec.x_measure]
-            y = [spec.measures.get(r.column, spec.measure).value(r.metrics) for r in chosen if spec.measure]
+            x = [across.value(record.metrics) for record in chosen]
+            y = [spec.measures.get(record.column, up).value(record.metrics) for record in chosen]
             if not x or not all(map(math.isfinite, (*x, *y))):
                 return None if own else []
             behind[label] += chosen
@@ -67,11 +68,11 @@ class Scatter(FigureKind):
             spec.name,
             spec.title,
             spec.kind,
-            spec.x_label or axis_label(spec.x_measure, spec.x_measure.unit, spec.x),
-            spec.y_label or measured(spec.measure, spec),
+            spec.x_label or axis_label(across, across.unit, spec.x),
+            spec.y_label or measured(up, spec),
             tuple(panels),
             log_x=bool(at) and max(at) >= 8 * min(at) > 0,
-            notes=notes_of(spec, panels, empty, "bars", behind, spec.measure),
+            notes=notes_of(spec, panels, empty, "bars", behind, up),
         )
 
     def size(self, figure: Figure, across: int, down: int) -> tuple[float, float]:
