@@ -101,7 +101,7 @@ class MlflowMirror:
         with self._changed:
             self._hurry = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._queue or self._closing, timeout)
+            self._changed.wait_for(lambda: not (self._queue and self._thread.is_alive()) or self._closing, timeout)
             self._hurry = False
             return len(self._queue.keys() - {_OPEN, _FINISH})
 
