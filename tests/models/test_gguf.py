@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,13 @@ def test_what_would_be_lost_is_refused_by_name(more: Any, pre: str, what: str, t
     with pytest.raises(UserError, match=what):
         loaded(file)
     assert not [path for path in cache.glob("gguf/*") if path.is_dir()]
+
+
+def test_a_transformers_that_does_not_know_the_splits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "model.gguf", "llama", source("llama"))
+    monkeypatch.setitem(sys.modules, "transformers.integrations.gguf.gguf_tokenizer_mapping", None)
+    with pytest.raises(UserError, match=r"transformers \S+ does not say how .*transformers>=5\.23"):
+        loaded(file)
 
 
 def test_files_that_are_none_are_refused_by_name(tmp_path: Path) -> None:

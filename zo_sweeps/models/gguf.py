@@ -98,6 +98,11 @@ def _convert(file: Path, folder: Path) -> None:
         what = "a GGUF file is read with the package gguf, which is not installed"
         raise UserError(what, where=str(file), fix="pip install gguf") from None
     try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError:
+        what = f"transformers {version_of('transformers')} does not say how a GGUF file's tokenizer splits texts"
+        raise UserError(what, where=str(file), fix="pip install 'transformers>=5.23'") from None
+    try:
         reader = GGUFReader(file)
     except (ValueError, LookupError, TypeError, OverflowError) as error:
         what = f"not a whole GGUF file ({error})"
@@ -105,7 +110,7 @@ def _convert(file: Path, folder: Path) -> None:
     with quiet():
         config = _config(reader, file)
         config.save_pretrained(str(folder))
-        _save_tokenizer(reader, file, folder)
+        _save_tokenizer(reader, file, folder, {*AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS})
         _save(_tensors(reader, config, file), folder)
 
 
@@ -166,13 +171,11 @@ def _scaled(config: Any, factors: Any, file: Path) -> Any:
     return config
 
 
-def _save_tokenizer(reader: Any, file: Path, folder: Path) -> None:
-    """Write the tokenizer, with the chat template. Raises UserError if it would split texts in another way."""
+def _save_tokenizer(reader: Any, file: Path, folder: Path, known: set[str]) -> None:
+    """Write the tokenizer, with the chat template. Raises UserError if it splits texts in none of the `known` ways."""
     from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     kind, pre = (reader.fields.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
-    known = {*AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}
     if kind is not None and kind.contents() == "gpt2" and pre is not None and pre.contents() not in known:
         raise _refused(file, f"a tokenizer that splits texts as {pre.contents()!r} cannot be converted", known)
     try:
