@@ -46,7 +46,13 @@ class Connection:
         try:
             with cluster.environment(cluster.NOT_FOR_TRIALS):  # which Ray's processes inherit
                 ray_options = {"object_store_memory": OBJECT_STORE_BYTES, "_temp_dir": str(folder)}
-                self._init(address="local", num_cpus=cpus, include_dashboard=False, **ray_options)
+                options = dict(address="local", num_cpus=cpus, include_dashboard=False, **ray_options)
+                try:
+                    self._init(**options)
+                except Exception as error:
+                    if not ray_private.is_late(error):
+                        raise
+                    self._init(**options)
         except Exception as error:  # Ray raises any kind of error, mostly for a starved process or a full disk
             raise UserError(
                 f"Ray did not start on this machine ({ray_private.first_line(error)})",

@@ -233,3 +233,8 @@ def _quiet() -> Iterator[None]:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def is_late(error: Exception) -> bool:
+    """Return whether Ray gave up waiting for its own processes: it waits 30 s, and a busy machine may need more."""
+    return "timed out during startup" in str(error)
