@@ -257,7 +257,7 @@ class Rungs(Observer):
             sweep.store.append(trial_id, [rung])
             if trial_id not in rung.kept:
                 paused = sweep.ledger.outcomes.get(trial_id, Outcome(trial_id, TrialState.PAUSED))
-                why = f"stopped at {rung.step} of {trial.steps} steps"
+                why = f"stopped at {rung.step} of {trial.steps} steps, by successive halving on dev"
                 sweep.conclude(trial, replace(paused, state=TrialState.STOPPED, steps_done=rung.step, error=why))
         return any(trial_id in rung.kept for trial_id, rung in verdicts)
 
@@ -349,6 +349,5 @@ class Confirmation(Observer):
 
     def _stop(self, trial_id: str) -> None:
         if trial_id in self._sweep.pending.held:
-            trial = self._sweep.trials[trial_id]
-            why = f"stopped at 0 of {trial.steps} steps"
-            self._sweep.conclude(trial, Outcome(trial_id, TrialState.STOPPED, error=why))
+            why = "did not start: its setting was not selected"
+            self._sweep.conclude(self._sweep.trials[trial_id], Outcome(trial_id, TrialState.STOPPED, error=why))

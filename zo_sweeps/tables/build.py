@@ -21,7 +21,6 @@ from zo_sweeps.tables.stats import CONFIDENCE, interval, mean_ranks
 
 RANK_DIGITS = 2
 
-RUNG = "successive halving on dev"
 BEST_SO_FAR = "best so far: not every trial of this cell's search has a result yet"
 AT_EDGE = (
     "the selected value is the smallest (↓) or largest (↑) of its searched axis, so the best may lie outside: "
@@ -300,9 +299,9 @@ def _cell(spec: TableSpec, measure: Measure, records: list[Record], published: f
 
 
 def _stopped(records: Sequence[Record]) -> list[str]:
-    """Return how many trials of a cell successive halving stopped, and where: a text for each rung."""
+    """Return how many trials of a cell were stopped, and where: a text for each rung."""
     notes = Counter(record.note for record in records if record.state == TrialState.STOPPED.value)
-    return [f"{n} of {len(records)} trials {note}, by {RUNG}" for note, n in notes.items()]
+    return [f"{n} of {len(records)} trials {note}" for note, n in notes.items()]
 
 
 def _values(setting: HyperparameterSetting, measure: Measure) -> list[float] | None:
