@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.conftest import REPO
 from tests.engine import contract
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from zo_sweeps.core.errors import UserError
@@ -103,6 +106,27 @@ def test_every_update_keeps_its_state_in_the_open(name: str) -> None:
     fresh.apply(theta, estimate_at(3), Gaussian(), kept, 1e-2)
     assert all(torch.equal(params[n], theta[n]) for n in params)
     assert vars(update) == before == vars(fresh)
+
+
+@pytest.mark.parametrize(
+    "file", sorted((REPO / "zo_sweeps/engine/updates").glob("[a-z]*.py")), ids=lambda file: file.stem
+)
+def test_no_update_has_an_operation_that_rounds_in_another_way_on_a_gpu(file: Path) -> None:
+    assert not re.findall(r"\b(?:addcmul|addcdiv|lerp|rsqrt)_?\(", file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", ["adam", "adamezo", "helene", "meazo", "momentum", "r_adazo", "sgd"])
+def test_a_gpu_moves_to_the_same_bits(name: str) -> None:
+    moved = []
+    for device in ("cpu", "cuda"):
+        params, update = {"w": torch.linspace(-1, 1, 70_001).to(device)}, member(name)
+        state = update.init(params)
+        for number in range(1, 13):
+            state = update.apply(params, estimate_at(number), Gaussian(), state, 1e-2)
+        moved.append(params["w"].cpu())
+    assert torch.equal(*moved)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -55,6 +55,7 @@ class Curvature(Perturbation):
         import torch
 
         from zo_sweeps.engine import noise
+        from zo_sweeps.engine.rounding import add_square
 
         curvatures = estimate.coefs[len(estimate.coefs) // 2 :]
         queries = [(key, abs(curvatures[key.query]) / 2) for key, _ in estimate.terms]
@@ -62,7 +63,7 @@ class Curvature(Perturbation):
             for name, H in state["H"].items():
                 seen = torch.zeros_like(H)
                 for key, half in queries:
-                    seen.addcmul_(g := noise.gaussian(key, name, H.shape, H.device), g, value=half / len(queries))
+                    add_square(seen, noise.gaussian(key, name, H.shape, H.device), half / len(queries))
                 H.mul_(seen.mul_(self.alpha).add_(1 - self.alpha))
         return state
 
@@ -70,7 +71,7 @@ class Curvature(Perturbation):
         from zo_sweeps.engine import noise
 
         z = noise.gaussian(key, name, shape, device)
-        return z if self.H is None else z.mul_(self.H[name].rsqrt())
+        return z if self.H is None else z.div_(self.H[name].sqrt())
 
     def second_moment(self, shape: torch.Size) -> float | None:
         return 1.0  # before the first step; then 1 / H

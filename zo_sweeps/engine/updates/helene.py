@@ -66,7 +66,7 @@ class HELENE(RoundedUpdate):
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         import torch
 
-        from zo_sweeps.engine.rounding import move_all
+        from zo_sweeps.engine.rounding import add_square, move_all
 
         t = state["t"] + 1
 
@@ -74,7 +74,7 @@ class HELENE(RoundedUpdate):
             m = state["m"][name].mul_(self.beta1).add_(ghat, alpha=self._weight(t))
             h: Tensor = state["h"][name]
             if state["t"] % self.every == 0:
-                h.mul_(self.beta2).addcmul_(ghat, ghat, value=1 - self.beta2)
+                add_square(h.mul_(self.beta2), ghat, 1 - self.beta2)
             return torch.div(m, h.clamp(min=self.floor).mul_(self.gamma).add_(self.eps), out=ghat)
 
         move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
