@@ -263,11 +263,13 @@ def test_paired_differences_between_methods_are_those_of_the_sweep(said: str, ro
     check(sentence("METHODS", said), *paired("methods", row, other, T_4))
 
 
-def test_the_readme_says_how_much_less_memory_the_8_bit_baseline_is_planned_to_need() -> None:
+def test_the_readme_says_what_memory_is_planned_for_7_billion_parameters() -> None:
     plan = build(Composer(["+grid=llama2_superglue", "~grid.tables.memory", "task=sst2"]))
     needed = {cell.block: plan.every[cell.trial_id].needs.memory_bytes for cell in plan.cells}
     readme = " ".join((REPO / "README.md").read_text(encoding="utf-8").split())
-    assert "two fifths of the memory" in readme
+    backpropagation, mezo = (f"{needed[block] / 2**30:.0f} GiB" for block in ("fo_full", "zo_full"))
+    assert f"{backpropagation} for Adam by backpropagation and {mezo} for MeZO" in readme
+    assert "8-bit Adam needs two fifths of the memory" in readme
     assert needed["fo_full_8bit"] / needed["fo_full"] == pytest.approx(2 / 5, abs=0.05)
 
 

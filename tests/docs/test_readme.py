@@ -32,10 +32,12 @@ from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.session import session
 
 TEXT = (REPO / "README.md").read_text(encoding="utf-8")
-TUTORIAL = (REPO / "docs" / "TUTORIAL.md").read_text(encoding="utf-8")
-WEIGHTS, MEMBER, *OTHERS = (
+TUTORIAL, SWEEPS, LOOP, WEIGHTS, MEMBER, *OTHERS = (
     (REPO / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    for page in ("GRID_NOTEBOOK", "adding/perturbation", "PACKAGE", "SHARE", "FAILURES", "ENERGY")
+    for page in (
+        *("TUTORIAL", "SWEEPS", "NOTEBOOK", "GRID_NOTEBOOK", "adding/perturbation"),
+        *("PACKAGE", "SHARE", "FAILURES", "ENERGY"),
+    )
 )
 COMMAND = "python -m zo_sweeps"
 SMALL = [
@@ -46,11 +48,11 @@ SMALL = [
 FEWER = "~grid.blocks.zo_lora_fa_q1"  # of the quickstart: five trials instead of eight
 
 
-def section(title: str) -> str:
-    """From a heading to the next one of its level or above."""
-    found = re.search(rf"^(#+) {re.escape(title)}$", TEXT, re.MULTILINE)
-    assert found, f"the README has no section {title!r}"
-    rest = TEXT[found.end() :]
+def section(page: str, title: str) -> str:
+    """From a heading of a page to the next one of its level or above."""
+    found = re.search(rf"^(#+) {re.escape(title)}$", page, re.MULTILINE)
+    assert found, f"no section {title!r}"
+    rest = page[found.end() :]
     end = re.search(rf"^#{{1,{len(found[1])}}} ", re.sub(r"^```.*?^```", _blank, rest, flags=re.M | re.S), re.MULTILINE)
     return rest[: end.start()] if end else rest
 
@@ -79,7 +81,7 @@ def meant(line: str) -> list[str]:
 
 
 COMMANDS = sorted(
-    {line for text in (TEXT, TUTORIAL, WEIGHTS, MEMBER, *OTHERS) for one in shown(text) for line in meant(one)}
+    {line for text in (TEXT, TUTORIAL, SWEEPS, WEIGHTS, MEMBER, *OTHERS) for one in shown(text) for line in meant(one)}
 )
 
 
@@ -174,7 +176,7 @@ def test_a_command_is_one_that_the_command_line_understands(
 @pytest.mark.unit
 @pytest.mark.parametrize(("grid", "first"), [("llama2_superglue", "task="), ("quickstart", "scale=")])
 def test_overrides_that_are_listed_can_be_given_together(grid: str, first: str) -> None:
-    (line,) = [line for line in section("Run a paper's grid").splitlines() if line.startswith(f"    {first}")]
+    (line,) = [line for line in section(SWEEPS, "Run a paper's grid").splitlines() if line.startswith(f"    {first}")]
     for one in meant(line):
         composer = Composer([f"+grid={grid}", *one.split()])
         plan = build(composer, PLACES)
@@ -201,7 +203,7 @@ def test_the_added_method_runs_and_its_results_are_a_data_frame(
     said = in_process(capsys, *words, NOWHERE)
     assert "succeeded" in said
 
-    (notebook,) = code(section("Export tables, figures and weights"), "python")
+    (notebook,) = code(section(SWEEPS, "Export tables, figures and weights"), "python")
     flag = words.index("--config-dir")
     own = {"overrides": [*words[1:flag], *words[flag + 2 :]], "config_dirs": [words[flag + 1]]}  # it names the grid
     monkeypatch.setattr(zo_sweeps, "results", partial(zo_sweeps.results, **own))
@@ -230,10 +232,20 @@ def test_a_loop_of_ones_own_is_run_and_replayed(
 
 
 @pytest.mark.unit
-def test_the_loops_of_the_readme_train_and_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_of_the_readme_trains_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (script,) = code(section(TEXT, "Train in your own loop"), "python")
+    names = executed(script.replace('"HuggingFaceTB/SmolLM2-135M"', repr(str(DEMO))).replace("range(20)", "range(2)"))
+    before = names["AutoModelForCausalLM"].from_pretrained(DEMO, dtype=torch.float32)
+    assert zo_sweeps.replay(before, "run.jsonl").log == names["opt"].log
+    assert all(value.equal(before.state_dict()[name]) for name, value in names["model"].state_dict().items())
+
+
+@pytest.mark.unit
+def test_the_loops_of_the_page_train_and_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the model that ships, in fp32, with fewer steps; each method's first and last losses are kept."""
     monkeypatch.chdir(tmp_path)
-    (script,) = code(section("Train in your own loop"), "python")
+    (script,) = code(LOOP, "python")
     script = script.replace('"HuggingFaceTB/SmolLM2-135M"', repr(str(DEMO))).replace("range(20)", "range(4)")
     made: list[zo_sweeps.Optimizer] = []
 
