@@ -93,7 +93,7 @@ def test_a_row_joins_by_one_override_and_stands_in_the_tables(tmp_path: Path) ->
 
 
 def test_the_rows_that_are_named_run_alone_beside_a_method_that_joins(tmp_path: Path) -> None:
-    plan = planned(tmp_path, league(), "grid.only=[mezo]", "+grid.entrants.mezo_rademacher={}")
+    plan = planned(tmp_path, league(), "grid.only=[mezo,mezo_rademacher]", "+grid.entrants.mezo_rademacher={}")
     assert {cell.block for cell in plan.cells} == {"mezo", "mezo_rademacher"}
     assert "left out: zero" in plan.caveats
     same = {cell.trial_id for cell in planned(tmp_path, league()).cells if cell.block == "mezo"}

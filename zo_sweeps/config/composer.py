@@ -178,11 +178,11 @@ class Composer:
             for path, kind in nested(part, key):
                 raise UserError(f"{path} has the wrong type", where=origin(path), fix=f"it must be {kind}")
         grid = typed["grid"]
-        if known := {*grid.entrants} & {*grid.blocks}:
-            raise UserError(f"{' and '.join(sorted(known))} of grid.entrants is a block", where=origin("grid.entrants"))
+        if both := {*grid.entrants} & {*grid.blocks}:
+            raise UserError(f"{' and '.join(sorted(both))} of grid.entrants is a block", where=origin("grid.entrants"))
         for block in grid.only:
-            if block not in grid.blocks:
-                raise unknown("block", block, grid.blocks, where=origin("grid.only"))
+            if block not in (known := [*grid.blocks, *grid.entrants]):
+                raise unknown("block", block, known, where=origin("grid.only"))
         absent = [block for block in grid.blocks if grid.only and block not in grid.only]
         self.left_out = [*self.command_line.left_out, *absent]
         grid.blocks = {block: config for block, config in grid.blocks.items() if block not in absent}
