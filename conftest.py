@@ -32,11 +32,17 @@ ONCE = (
     *("ldconfig", "file", "cuda_utils.c", "__triton_launcher.c", "ptxas"),
 )
 
-# Folders and files that share trained weights of every form; an MLflow server; the plans of all grids.
+# Folders and files that share trained weights of every form; an MLflow server; the plans of all grids; an exported
+# program, for which another process would only wait.
 SHARING = (
     ("tests/api/",),
     ("tests/e2e/test_sweep.py", "tests/record/test_mirror.py", "tests/record/test_views.py"),
     ("tests/papers/", "tests/labels/test_walk.py"),
+    (
+        "packages/edge/tests/test_trials.py",
+        "packages/edge/tests/test_client_trial.py",
+        "packages/agent/tests/test_board.py",
+    ),
 )
 
 running: list[str] = []  # the unit test that runs now

@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,17 +72,18 @@ PACKAGES = [PACKAGE, *sorted(REPO.glob("packages/*/zo_sweeps_*"))]
 APART: dict[str, set[str]] = {"agent": {"edge"}, "edge": set(), "rtl": set()}
 
 
-def imported(file: str, package: Path = PACKAGE) -> Iterator[tuple[str, int]]:
+@cache
+def imported(file: str, package: Path = PACKAGE) -> list[tuple[str, int]]:
     """Full names of what a file imports anywhere in it, type-checking blocks and functions included, with the line."""
-    module = [package.name, *file.removesuffix(".py").split("/")]
+    module, found = [package.name, *file.removesuffix(".py").split("/")], []
     for node in ast.walk(ast.parse((package / file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = module[: -node.level] if node.level else []
             parent = ".".join([*base, *([node.module] if node.module else [])])
-            for alias in node.names:
-                yield f"{parent}.{alias.name}", node.lineno
+            found += [(f"{parent}.{alias.name}", node.lineno) for alias in node.names]
+    return found
 
 
 def room(name: str) -> str:

@@ -102,8 +102,18 @@ def within(trial: Trial, outcome: Outcome) -> None:
     assert 1.0 <= planned / max(scored, stepped) <= 1.5, (parts, outcome.metrics)
 
 
+# What each of them holds beside the weights, another one holds as well.
+ALIKE = (
+    *("MeZO", "one point at a time", "VeRA", "backpropagation, LoRA-FA"),
+    *("a layer at a time", "a layer at a time, LoRA", "a layer at a time, all logits"),
+)
+
+
 @pytest.mark.unit
-@pytest.mark.parametrize("overrides", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param(CASES[name], id=name, marks=pytest.mark.long if name in ALIKE else ()) for name in CASES],
+)
 def test_planned_bytes_are_one_to_one_and_a_half_of_the_tensors_that_are_alive(overrides: list[str]) -> None:
     check(overrides)
 

@@ -48,6 +48,7 @@ pytestmark = pytest.mark.unit
 MOVABLE = [name for name in contract.names("precision") if Theta.CODES in contract.kind("precision", name).stores]
 QUZO, QES = SGD(rounding=Rounding.STOCHASTIC), ErrorFeedback()
 METHODS = {"quzo": (True, QUZO), "qes": (False, QES)}
+ALIKE = (("quzo", "int4"), ("qes", "int8"))  # for the plain algorithm
 
 
 def method_of(name: str, estimator: Any = None) -> Method:
@@ -342,8 +343,14 @@ def run(
     return (event for event in events if isinstance(event, StepDone))
 
 
-@pytest.mark.parametrize("coded", MOVABLE)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "coded"),
+    [  # each algorithm, and each format, once
+        pytest.param(name, coded, marks=pytest.mark.long if (name, coded) in ALIKE else ())
+        for name in METHODS
+        for coded in MOVABLE
+    ],
+)
 def test_each_step_is_that_of_the_plain_algorithm(name: str, coded: str) -> None:
     """Integers are compared exactly, from the coefficients of the run; these, with losses of decoded weights."""
     q, eps, lr, precision = 3, 0.8, {"int8": 30.0, "int4": 3.0}[coded], precision_of(coded)

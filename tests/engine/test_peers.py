@@ -166,7 +166,10 @@ KINDS: dict[str, tuple[Method, str, int]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+ALIKE = ("full, q=3", "full, one-sided, q=4", "lora_fa, adam")  # q = 5, of the data and the mask have what they have
+
+
+@pytest.mark.parametrize("kind", [pytest.param(one, marks=pytest.mark.long) if one in ALIKE else one for one in KINDS])
 def test_any_number_of_peers_gives_the_bits_of_one_process(kind: str) -> None:
     method, space, most = KINDS[kind]
     log, weights = run(method, space)

@@ -135,8 +135,17 @@ STATEFUL = [
 ]
 
 
-@pytest.mark.parametrize(("update", "space"), [("sgd", "full"), ("adam", "lora_fa")])
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize(
+    ("name", "update", "space"),
+    [
+        *((name, "sgd", "full") for name in STATEFUL),
+        # With an update's state beside the direction's, and factors for parameters: one of them is enough by default.
+        *(
+            pytest.param(name, "adam", "lora_fa", marks=() if name == "guided" else pytest.mark.long)
+            for name in STATEFUL
+        ),
+    ],
+)
 def test_a_run_is_its_log_where_directions_read_more_than_their_address(name: str, update: str, space: str) -> None:
     noise = contract.member("perturbation", name)
     estimator = {CURVATURE: RGECurved(2, 1e-2), SCOUTS: RGEGuided(2, 1e-2)}.get(noise.needs, RGE(2, 1e-2))

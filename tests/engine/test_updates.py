@@ -288,8 +288,16 @@ def trained(how: Method, model: TinyModel, space, lr: float, log=()) -> list[tup
     return [event.coefs for event in events if isinstance(event, StepDone)]
 
 
-@pytest.mark.parametrize("space", ["full", "lora_fa"])
-@pytest.mark.parametrize("name", NAMES)
+IN_FULL = ("sgd", "adam", "low_rank_momentum", "conservative", "mopi")  # one of each kind of state
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [
+        *((name, "lora_fa") for name in NAMES),
+        *(pytest.param(name, "full", marks=() if name in IN_FULL else pytest.mark.long) for name in NAMES),
+    ],
+)
 def test_replay_and_resume_equal_the_undisturbed_run_through_the_state(name: str, space: str) -> None:
     """Hash-equal. An update that chooses is run at a learning rate at which it refuses steps."""
     refusing = contract.REFUSING_RATES.get(name)

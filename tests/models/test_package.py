@@ -36,8 +36,14 @@ def written(folder: Path, model: CausalModel, precision: WeightOnlyPrecision = P
     return folder
 
 
+# Built of the same modules as others; test_coded.py reads every family from its shards.
+ALIKE = ("qwen2", "qwen3", "gemma2", "granite", "cohere", "falcon", "xlm-roberta", "deberta")
+
+
 @pytest.mark.unit
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.long) if one in ALIKE else one for one in FAMILIES]
+)
 def test_a_model_from_a_package_is_that_of_the_decoded_weights(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,8 +34,16 @@ def test_the_loop_is_over_all_grids() -> None:
     assert set(LINES) == set(TRIALS)
 
 
+# Grids of the shape of another one: of the same paper, with the same axes, other models, tasks or densities.
+ALIKE = (
+    *("pezo_fig3_rngs", "pezo_fig4", "pezo_table3", "pezo_table6", "prge_fig4", "prge_fig5", "prge_table4"),
+    *("prge_table5", "prge_table6", "sensitive_adam", "sensitive_fig5_rte", "sensitive_fig5_wic", "sensitive_fig6"),
+    *("sensitive_table1b", "sensitive_table1c"),
+)
+
+
 @pytest.mark.unit
-@pytest.mark.parametrize("grid", LINES)
+@pytest.mark.parametrize("grid", [pytest.param(one, marks=pytest.mark.long) if one in ALIKE else one for one in LINES])
 def test_a_line_of_the_loop_plans_its_grid(grid: str, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     overrides = ["grid.relabel=true", "scale=smoke", f"data.dir={empty}", *given(grid)]

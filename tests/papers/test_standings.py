@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.cli.common import NOWHERE, in_process
+from tests.run.common import TINY
 from zo_sweeps.results.item_progress import standings
 from zo_sweeps.results.papers import items
 from zo_sweeps.tables.published import read
@@ -53,7 +54,7 @@ def test_only_cells_with_the_settings_of_the_grid_as_written_count_and_are_compa
     assert (whole.deviation.unit, whole.deviation.row, whole.deviation.column) == ("%", "Zero-shot", "Movie remarks")
 
     small = ("grid.relabel=true", "scale=smoke", "executor=inline", NOWHERE, f"state_dir={state}")
-    in_process(capsys, "+grid=prge_table9", "model=random_llama", *small)
+    in_process(capsys, "+grid=prge_table9", *TINY, *small)
     table = standings(items(), state)["prge/table9"]
     assert table.state.startswith("0 of 8 cells")
     assert not table.deviation, "another model's numbers are not compared with the paper's"

@@ -95,7 +95,11 @@ def parts(outcome: Outcome) -> dict[Part, float]:
     return {part: outcome.metrics[part.metric] for part in Part}
 
 
-@pytest.mark.parametrize("name", RUNS)
+# The parts of these are those of others, in another precision or mode.
+ALIKE = ("lora_fa, inner", "vera, bf16", "sparse", "full", "fo full", "fo, all logits")
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.long) if one in ALIKE else one for one in RUNS])
 def test_the_parts_are_what_the_allocator_counts_and_the_weights_what_is_stored(name: str, totals: Totals) -> None:
     outcome, _ = run(make(*TINY, *RUNS[name], *IN_FP32.get(name, []), *ALONE))
     assert outcome.state is TrialState.SUCCEEDED, outcome.traceback
@@ -225,10 +229,17 @@ FACTORS = {0.5: "OUT_OF_MEMORY", 1.2: "SUCCEEDED"}
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts anonymous memory on Linux only")
-def test_a_process_with_a_fifth_more_than_the_estimate_ends_and_one_with_half_has_too_little() -> None:
+@pytest.mark.parametrize(
+    "names",
+    [("lora_fa, inner", "fo full"), pytest.param(("sparse beside codes, outer",), marks=pytest.mark.long)],
+    ids=", and ".join,
+)
+def test_a_process_with_a_fifth_more_than_the_estimate_ends_and_one_with_half_has_too_little(
+    names: tuple[str, ...],
+) -> None:
     """The limit is on the process's own writable memory: what it held before, and a multiple of the estimate."""
     wide = ["model.arch.hidden_size=256", "model.arch.intermediate_size=704", "model.arch.num_hidden_layers=4"]
-    names, cases = ("lora_fa, inner", "sparse beside codes, outer", "fo full"), []
+    cases = []
     for name in names:
         large = ["model=random_llama", *wide, "train.steps=2", "train.batch=16", *RUNS[name], *IN_FP32.get(name, [])]
         cases.append(([*TINY, *RUNS[name]], large, [*FACTORS]))

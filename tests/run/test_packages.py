@@ -79,7 +79,7 @@ def made(folder: Path, *overrides: str, out: str = "package") -> Path:
     [
         ("squeezellm", SENSITIVE),
         ("squeezellm", ["method=prge"]),
-        ("squeezellm", ["method=random_subset"]),
+        pytest.param("squeezellm", ["method=random_subset"], marks=pytest.mark.long),  # without a mask of the package
         ("nf4", SENSITIVE),
         ("int8", ["method=prge"]),
     ],

@@ -40,8 +40,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 LORA_ZO = ["method=prge", "estimator.q=2", "update.lr=0.05", "train.steps=5"]
 RUNS = {
-    "zo full": ["method=mezo", "update.lr=1e-4", "train.steps=5"],
-    "zo full, directions of the data": ["method=agzo", "update.lr=1e-3", "train.steps=5"],
+    "zo full": ["method=mezo", "update.lr=1e-4", "train.steps=3"],
+    "zo full, directions of the data": ["method=agzo", "update.lr=1e-3", "train.steps=3"],
     "zo lora": [*LORA_ZO, "space=lora"],
     "zo lora_fa": LORA_ZO,
     "zo lora_fa, linear schedule, weight decay": [*LORA_ZO, "update.schedule=linear", "update.weight_decay=0.1"],

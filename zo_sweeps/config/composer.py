@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from zo_sweeps.config.command_line import OPEN, PLACE, CommandLine, Forced, quoted
 from zo_sweeps.config.messages import explained, nested, siblings, strangers
-from zo_sweeps.config.parsed_files import closed, loaded, use
+from zo_sweeps.config.parsed_files import closed, light, loaded, use
 from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, BlockConfig, Config, OnConfig, RunConfig
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import conf_dir, folder_at, reading
@@ -34,9 +34,6 @@ from zo_sweeps.methods.parts import NamedMethod
 from zo_sweeps.methods.precision import FASTEST, OWN
 
 MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the members of an axis
-# Hydra's own configuration, for launchers and logs that are not used here: without it a composition takes a fifth less.
-_OF_HYDRA = ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
-_LEFT_OUT = tuple(f"~hydra/{group}" for group in _OF_HYDRA)
 _NOTHING = object()
 
 
@@ -159,7 +156,7 @@ class Composer:
     def _hydra(self) -> Iterator[None]:
         use()
         GlobalHydra.instance().clear()
-        with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
+        with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"), light():
             yield
 
     def _run_config(self, composed: DictConfig) -> RunConfig:
@@ -193,7 +190,7 @@ class Composer:
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return Hydra's composition with interpolations resolved; `_chosen` is then the option of every group."""
         further = ",".join(quoted(f"file://{folder}") for folder in self.folders[1:])
-        given = [f"hydra.searchpath=[{further}]", *_LEFT_OUT, *overrides]
+        given = [f"hydra.searchpath=[{further}]", *overrides]
         try:
             with closed(), reading():
                 config = compose("config", overrides=given, return_hydra_config=True)

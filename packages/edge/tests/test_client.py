@@ -36,8 +36,10 @@ def run(client: Path, *arguments: object, status: int = 0, warns: bool = False) 
     ("mode", "q", "rows", "slots"),
     [
         (Mode.BOTH, 2, 1, 2),
-        (Mode.INNER, 1, 2, 1),
-        (Mode.OUTER, 2, 1, 3),
+        pytest.param(
+            Mode.INNER, 1, 2, 1, marks=pytest.mark.long
+        ),  # the client reads as many points as BOTH has it read
+        pytest.param(Mode.OUTER, 2, 1, 3, marks=pytest.mark.long),
         (Mode.SEQUENTIAL, 3, 1, 2),
     ],
 )
