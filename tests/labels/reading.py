@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -139,12 +140,13 @@ def files(group: str) -> dict[str, dict[str, Any]]:
 def model_of(config: TrialConfig) -> str:
     """The printed name of the weights that run: of the file with their source, path and shape; "" for no such file.
 
-    A folder that is said to hold a hub's model and has its shape is that model.
+    A folder that is said to hold a hub's model and has its shape is that model, and so is the file that `fetch` left.
     """
     for name, file in files("model").items():
         model, layers = config.model, {"num_hidden_layers", "n_layer"}
         same = (model.source.value, model.path, model.revision) == (file["source"], file["path"], file["revision"])
         same = same or ((model.name, model.source.value) == (name, "local") and dict(model.arch) == file["arch"] != {})
+        same = same or Path(model.path or "").name == Path((file.get("wheel") or {}).get("file") or "none").name
         shapes = [{k: v for k, v in dict(arch).items() if k not in layers} for arch in (model.arch, file["arch"])]
         if same and (model.source.value != "random" or shapes[0] == shapes[1]):
             return str(file["display"])
