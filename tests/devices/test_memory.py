@@ -199,7 +199,10 @@ print(json.dumps([meter.above_baseline, sum(p.numel() for p in model.module.para
 @pytest.mark.parametrize(
     ("case", "batch", "settings"),
     [
-        ("zo", 16, {"kind": ZO, "space": LORA_FA, "update": SGD(), "points": 4, "batch": 4, "trainable": 0}),
+        pytest.param(
+            *("zo", 16, {"kind": ZO, "space": LORA_FA, "update": SGD(), "points": 4, "batch": 4, "trainable": 0}),
+            marks=pytest.mark.long,
+        ),
         ("fo", 4, {**BACKWARD, "space": FULL, "batch": 4}),
     ],
 )

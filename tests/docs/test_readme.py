@@ -311,6 +311,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.long  # tests/docs/test_adding holds every page's member to its contract
 def test_the_contract_holds_the_added_method(checkout: Path) -> None:
     """`make test` as the page has it; an environment that is set up already is the one of these tests."""
     (command,) = [line for line in example_commands() if line.startswith("make ")]

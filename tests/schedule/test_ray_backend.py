@@ -111,6 +111,7 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
     wait_for(lambda: not ray_processes(tmp_path))
 
 
+@pytest.mark.long  # tests/run holds a second trial to the first one's model
 def test_base_models_stay_with_their_actor(tmp_path, capsys):
     work = tmp_path / "w"
     plan = [fakes.trial(work, f"o{i:03d}", warm=f"model{i % 2}") for i in range(200)]
@@ -240,6 +241,7 @@ def test_ray_that_does_not_start_is_one_clear_line_and_leaves_nothing_behind(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.chaos  # tests/fleet joins clusters of its own
 def test_a_standing_cluster_is_joined_with_its_token_and_refuses_another(tmp_path, monkeypatch):
     folder = short_folder(tmp_path)
     port = free_port()

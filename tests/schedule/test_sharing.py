@@ -59,10 +59,8 @@ def alone() -> Callable[[str], tuple[Trial, dict[str, Any]]]:
     return get
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [("full", 3), *(pytest.param(name, 2, marks=pytest.mark.long) for name in ("lora_fa", "sensitive"))],
-)
+@pytest.mark.long  # the killed process below shares a trial, too
+@pytest.mark.parametrize(("name", "count"), [("full", 3), ("lora_fa", 2), ("sensitive", 2)])
 def test_processes_that_share_a_trial_give_the_result_of_one(name: str, count: int, alone: Any, tmp_path: Path) -> None:
     trial, expected = alone(name)
     backend = InlineBackend(options=Executor(workers=count, worker_patience=PATIENCE))
