@@ -6,13 +6,18 @@ Shapes: N rows, T tokens, D hidden width, K chosen positions, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import ALL
+from zo_sweeps.methods.evaluation import GENERATED_TOGETHER
+from zo_sweeps.methods.points import rows_of_points
 from zo_sweeps.methods.space import PREFIX_LENGTH
 from zo_sweeps.models import families
 from zo_sweeps.models.checkpoint import front_of
@@ -97,23 +102,29 @@ class CausalModel:
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int = 50,
         stop_ids: Iterable[int] | None = None,
-        batch_size: int = 8,
+        batch_size: int = GENERATED_TOGETHER,
+        points: int = 1,
     ) -> list[str]:
         """Continue `prompts` (token ids, with their BOS) greedily up to a stop token; return the new texts, stripped.
 
-        A batch is padded on the left and masked, so that a continuation does not depend on the other prompts (up to
-        ties within rounding). Prompts of similar length share a batch. Raises ValueError if a prompt and its new tokens
-        exceed the model's positions.
+        Prompts of similar length share a batch, padded on the left and masked where their lengths differ, so that a
+        continuation does not depend on the other prompts and points (up to ties within rounding).
+
+        Args:
+            batch_size: prompts continued together, at every point.
+            points: P, of those that the model's space holds; the texts are those of the first, then of the second, ...
+
+        Raises ValueError if a prompt and its new tokens exceed the model's positions.
         """
         stops = sorted(set(self.stop_ids if stop_ids is None else stop_ids))
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
-        texts = [""] * len(prompts)
+        texts = [""] * (points * len(prompts))
         for start in range(0, len(order), batch_size):  # the longest prompts first
             chunk = order[start : start + batch_size]
-            rows = self._continued([prompts[i] for i in chunk], max_new_tokens, eos_token_id=stops or None)
-            for i, row in zip(chunk, rows, strict=True):
-                length = next((n for n, token in enumerate(row) if token in stops), len(row))
-                texts[i] = self.tokenizer.decode(row[:length], skip_special_tokens=True).strip()
+            rows = self._continued([prompts[i] for i in chunk] * points, max_new_tokens, stops, points=points)
+            places = [point * len(prompts) + i for point in range(points) for i in chunk]
+            for i, row in zip(places, rows, strict=True):
+                texts[i] = self.tokenizer.decode(row, skip_special_tokens=True).strip()
         return texts
 
     def prompt(self, text: str) -> list[int]:
@@ -132,39 +143,72 @@ class CausalModel:
 
         Raises ValueError if they exceed the model's positions.
         """
-        options = {"min_new_tokens": new_tokens, "eos_token_id": self.eos_id}
-        return self._continued([prompt], new_tokens, choose, **options)[0]
 
+
+        def chosen(tokens: Tensor, logits: Tensor) -> Tensor:
+            if self.eos_id is not None:
+                logits[:, self.eos_id] = -torch.inf
+            return logits if choose is None else choose(tokens, logits)
+
+        return self._continued([prompt], new_tokens, choose=chosen)[0]
+
+    @torch.inference_mode()
     def _continued(
         self,
         prompts: Sequence[Sequence[int]],
         new_tokens: int,
+        stops: Sequence[int] = (),
         choose: Callable[[Tensor, Tensor], Tensor] | None = None,
-        **options: Any,
+        points: int = 1,
     ) -> list[list[int]]:
-        """Return the tokens that greedy generation appends to each prompt, as one batch padded on the left."""
-        from transformers import GenerationConfig, LogitsProcessorList
+        """Return the tokens that greedy generation appends to each prompt, in one batch, without the token of `stops`.
 
+        A row that has its stop leaves the batch, with its keys and values.
+
+        Args:
+            choose: as for `generate_exactly`, of all rows.
+            points: P; the prompts are P equal groups.
+        """
         longest = max(map(len, prompts))
         if longest + new_tokens > self.max_positions:
             raise ValueError(f"{longest} prompt and {new_tokens} new tokens exceed {self.max_positions} positions")
-        config = GenerationConfig(
-            max_new_tokens=new_tokens, do_sample=False, num_beams=1, use_cache=True, pad_token_id=self.pad_id, **options
-        )
-        ids = torch.full((len(prompts), longest), self.pad_id, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for n, prompt in enumerate(prompts):
-            ids[n, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-            mask[n, longest - len(prompt) :] = 1
-        device, module = next(self.module.parameters()).device, self.module
-        with torch.inference_mode():
-            output: Tensor = module.generate(  # type: ignore[operator]  # of transformers' mixin
-                input_ids=ids.to(device),
-                attention_mask=mask.to(device),
-                generation_config=config,
-                logits_processor=LogitsProcessorList([] if choose is None else [choose]),
-            )
-        continuations: list[list[int]] = output[:, longest:].tolist()
+        device = next(self.module.parameters()).device
+        base: Any = self.module.base_model
+        padded = [[self.pad_id] * (longest - len(prompt)) + [*prompt] for prompt in prompts]
+        tokens = torch.tensor(padded, device=device)
+        lengths = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
+        # Without padding attention takes the causal path, and every model counts positions by its cache.
+        mask = None if lengths.min() == longest else torch.arange(longest, device=device) >= longest - lengths
+        counts = "position_ids" in signature(base.forward).parameters  # others count positions by the mask
+        continuations: list[list[int]] = [[] for _ in prompts]
+        rows, last = torch.arange(len(prompts), device=device), torch.tensor(stops, device=device)
+        own, cache, ids = len(prompts) // points, None, tokens
+        for step in range(new_tokens):
+            options = {}
+            if mask is not None:
+                options["attention_mask"] = mask.long()
+                if counts:
+                    options["position_ids"] = (mask.long().cumsum(1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
+            with _at_points(rows, own, points):
+                output = base(input_ids=ids, past_key_values=cache, use_cache=True, **options)
+                scores = self.head(output.last_hidden_state[:, -1]).float()
+            cache = output.past_key_values
+            chosen = (scores if choose is None else choose(tokens, scores)).argmax(-1)
+            going = ~torch.isin(chosen, last)
+            for row, token, goes in zip(rows.tolist(), chosen.tolist(), going.tolist(), strict=True):
+                if goes:
+                    continuations[row].append(token)
+            left = going.nonzero()[:, 0]
+            if not len(left) or step + 1 == new_tokens:
+                break
+            if mask is not None:
+                mask = F.pad(mask, (0, 1), value=True)
+            if len(left) < len(rows):
+                cache.batch_select_indices(left)
+                rows, tokens, chosen = rows[left], tokens[left], chosen[left]
+                mask = None if mask is None else mask[left]
+            ids = chosen[:, None]
+            tokens = torch.cat([tokens, ids], dim=1)
         return continuations
 
     @property
@@ -231,6 +275,17 @@ class CausalModel:
         base: Any = self.module.base_model
         states: Tensor = base(input_ids=apart, use_cache=False).last_hidden_state
         return states[text, positions]
+
+
+@contextmanager
+def _at_points(rows: Tensor, own: int, points: int) -> Iterator[None]:
+    """Tell the layers, within the block, how many of these rows each point has; it began with `own` of them."""
+    counted = torch.bincount(rows.div(own, rounding_mode="floor"), minlength=points)
+    token = rows_of_points.set(tuple(counted.tolist()))
+    try:
+        yield
+    finally:
+        rows_of_points.reset(token)
 
 
 def own_text(positions: Tensor) -> Tensor:
