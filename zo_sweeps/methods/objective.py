@@ -36,7 +36,7 @@ class Objective(Definition):
     axis: ClassVar[str] = "objective"
     bare: ClassVar[bool] = True
     differentiable: ClassVar[bool] = True  # backpropagation can train it
-    generates: ClassVar[bool] = False  # f is `of_texts`, of answers generated at one point at a time
+    generates: ClassVar[bool] = False  # f is `of_texts`, of the answers generated at each point
     masked: ClassVar[bool] = False  # reads label words at a mask: for masked models and prompts with a mask
     gold_only: ClassVar[bool] = False  # runs the forward on right answers only
     # (batch, f), worked out by hand: what the contract tests hold `loss` to, options at their defaults; the batch of

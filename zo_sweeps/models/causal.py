@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.memory_parts import Part, continue_as, counted_as
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.evaluation import GENERATED_TOGETHER
 from zo_sweeps.methods.points import rows_of_points
@@ -23,6 +24,8 @@ from zo_sweeps.models import families
 from zo_sweeps.models.checkpoint import front_of
 from zo_sweeps.models.package import Package
 from zo_sweeps.models.projection import features, logits_of
+
+FILLED = 64  # rows from which on a CPU multiplies a batch of more no faster per row
 
 
 class CausalModel:
@@ -108,7 +111,8 @@ class CausalModel:
         """Continue `prompts` (token ids, with their BOS) greedily up to a stop token; return the new texts, stripped.
 
         Prompts of similar length share a batch, padded on the left and masked where their lengths differ, so that a
-        continuation does not depend on the other prompts and points (up to ties within rounding).
+        continuation does not depend on the other prompts and points (up to ties within rounding). A batch of FILLED
+        rows or more is of one length, without padding.
 
         Args:
             batch_size: prompts continued together, at every point.
@@ -117,10 +121,15 @@ class CausalModel:
         Raises ValueError if a prompt and its new tokens exceed the model's positions.
         """
         stops = sorted(set(self.stop_ids if stop_ids is None else stop_ids))
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
+        batches: list[list[int]] = []
+        for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True):  # the longest prompts first
+            last = batches[-1] if batches else []
+            padded = bool(last) and len(prompts[last[0]]) > len(prompts[i])
+            if not last or len(last) == batch_size or (padded and points * len(last) >= FILLED):
+                batches.append([])
+            batches[-1].append(i)
         texts = [""] * (points * len(prompts))
-        for start in range(0, len(order), batch_size):  # the longest prompts first
-            chunk = order[start : start + batch_size]
+        for chunk in batches:
             rows = self._continued([prompts[i] for i in chunk] * points, max_new_tokens, stops, points=points)
             places = [point * len(prompts) + i for point in range(points) for i in chunk]
             for i, row in zip(places, rows, strict=True):
@@ -143,7 +152,6 @@ class CausalModel:
 
         Raises ValueError if they exceed the model's positions.
         """
-
 
         def chosen(tokens: Tensor, logits: Tensor) -> Tensor:
             if self.eos_id is not None:
@@ -189,8 +197,9 @@ class CausalModel:
                 options["attention_mask"] = mask.long()
                 if counts:
                     options["position_ids"] = (mask.long().cumsum(1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
-            with _at_points(rows, own, points):
+            with _at_points(rows, own, points), counted_as(Part.ACTIVATIONS):
                 output = base(input_ids=ids, past_key_values=cache, use_cache=True, **options)
+                continue_as(Part.LOGITS)
                 scores = self.head(output.last_hidden_state[:, -1]).float()
             cache = output.past_key_values
             chosen = (scores if choose is None else choose(tokens, scores)).argmax(-1)

@@ -279,9 +279,14 @@ class Workbench:
         return found if self.config.estimator.owns_rows else found[0]
 
     def of_texts(self, step: int, points: int) -> torch.Tensor:
-        """Return the objective of the answers generated for the step's examples, [1]."""
+        """Return the objective of the answers generated for the step's examples at the points that the space holds, [P].
+
+        All points' answers are rows of one generation.
+        """
         examples = self.examples_of(step)
-        return self.objective.of_texts(self._generated(examples), [example.references for example in examples])
+        texts, references = self._generated(examples, points), [example.references for example in examples]
+        of_point = [texts[start : start + len(examples)] for start in range(0, len(texts), len(examples))]
+        return torch.cat([self.objective.of_texts(own, references) for own in of_point])
 
     def scored(self, examples: Sequence[EncodedExample]) -> Scored:
         """Score the candidates of examples with the current weights; nothing is generated."""
@@ -329,8 +334,10 @@ class Workbench:
         collated = partial(collate, pad_id=self.model.pad_id, gold_only=gold_only, shared=shared)
         return max(groups, key=lambda of: collated(of).input_ids.numel())
 
-    def _generated(self, examples: Sequence[EncodedExample]) -> list[str]:
+    def _generated(self, examples: Sequence[EncodedExample], points: int = 1) -> list[str]:
         """Generate an answer for each example, up to the task's stop, or in a chat to the end of the turn.
+
+        At several points, all answers of the first come first.
 
         The stop defaults to a newline (MeZO's rule). Any other stop is searched for in the decoded text; generation
         itself ends early only if that stop is a single token.
@@ -342,7 +349,8 @@ class Workbench:
         elif stop not in ("", "\n"):
             last = tokenizer.encode(stop, add_special_tokens=False)[-1:]
             stop_ids = [*(last if tokenizer.decode(last) == stop else []), *eos]
-        texts = self.model.generate([list(e.prompt_ids) for e in examples], spec.max_new_tokens, stop_ids)
+        prompts = [list(example.prompt_ids) for example in examples]
+        texts = self.model.generate(prompts, spec.max_new_tokens, stop_ids, points=points)
         return texts if stop_ids is None else [cut(text, stop) for text in texts]
 
     def _mask(self, layers: Sequence[str]) -> Found:
