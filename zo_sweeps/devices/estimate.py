@@ -49,6 +49,9 @@ class GeneratedRows(NamedTuple):
     drawn: float = 0
 
 
+NOTHING = GeneratedRows(0, 0, 0)
+
+
 @dataclass(frozen=True)
 class Batches:
     """The rows of a trial's largest forwards.
@@ -69,7 +72,7 @@ class Batches:
     points: int = 1
     all_logits: bool = False
     longest_row: int = 0
-    generated: GeneratedRows = GeneratedRows(0, 0, 0)
+    generated: GeneratedRows = NOTHING
 
     @property
     def places(self) -> float:
@@ -141,8 +144,8 @@ def memory_by_part(
             has the gradients of one layer
         scoring     W + S + F of `scored_tokens` instead of N T
         generation  W + S + 2 b K R (L t + t / 2) + 4 drawn + F of R rows, the larger of: the prompts, t = prompt, and
-                    the last token of each, t = prompt + new  (keys and values, of one layer's as they grow twice; factors
-                    and vectors of directions, which its forwards share)
+                    the last token of each, t = prompt + new  (keys and values; of one layer twice, as they grow; and
+                    factors and vectors of directions, which its forwards share)
         codes       M + largest * (4 + b)  (a decoded matrix, while it is multiplied)
         sparse      + trainable * (8 + b)  (indices, first values); over codes 16 + b  (where they are among the kept)
 

@@ -27,6 +27,12 @@ def present(points: int) -> list[int]:
     return [p for p in range(points) if left is None or left[p]]
 
 
+def point_of_row(x: Tensor) -> Tensor | None:
+    """Return the point of each row of a generation's tensor [N, ...], [N]; None: x is of none, or flattened."""
+    left = rows_of_points.get()
+    return _points(left, x.device) if left is not None and sum(left) == len(x) else None
+
+
 def grouped(x: Tensor, points: int) -> Tensor:
     """Return rows [N, ..., D] as one group per point, [P, N / P * ..., D]: a view where the groups are equal.
 
@@ -61,3 +67,8 @@ def _places(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tenso
     at = torch.arange(max(sizes), device=device)
     there = at < own
     return torch.where(there, own.cumsum(0) - own + at, 0), there.flatten().nonzero()[:, 0]
+
+
+@lru_cache(maxsize=2)
+def _points(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.estimate import (
+    NOTHING,
     RUNTIME_BYTES,
     Batches,
     ForwardRows,
@@ -261,7 +262,7 @@ def _generated(config: TrialConfig, arch: Arch, longest: int, points: int) -> Ge
     """Return the rows of the trial's largest generation: of dev and test, or of a step at all points of a forward."""
     kind, train, new = config.method.kind, config.train, config.task.max_new_tokens
     if kind.generates or not config.task.kind.generates:
-        return GeneratedRows(0, 0, 0)
+        return NOTHING
     rows, drawn = min(max(config.split.dev, config.split.test), GENERATED_TOGETHER), 0.0
     if kind.estimates and _objective(config).generates:
         rows = max(rows, points * min(train.batch or 1, GENERATED_TOGETHER))

@@ -279,10 +279,7 @@ class Workbench:
         return found if self.config.estimator.owns_rows else found[0]
 
     def of_texts(self, step: int, points: int) -> torch.Tensor:
-        """Return the objective of the answers generated for the step's examples at the points that the space holds, [P].
-
-        All points' answers are rows of one generation.
-        """
+        """Return the objective of the answers to the step's examples at P points, [P]: rows of one generation."""
         examples = self.examples_of(step)
         texts, references = self._generated(examples, points), [example.references for example in examples]
         of_point = [texts[start : start + len(examples)] for start in range(0, len(texts), len(examples))]
