@@ -96,7 +96,7 @@ def throughput(model: CausalModel, stops: list[int] | None, name: str, rounds: i
     matrices = [param.shape for param in model.module.parameters() if param.dim() == 2]
     dense, thin = (sum(map(of, matrices)) for of in (lambda s: s[0] * s[1], sum))
     return RatioRow(
-        f"tokens/s of {members} members of rank 1 x {len(PROMPTS)} prompts, {name}, against plain generation of as many",
+        f"tokens/s of {members} members of rank 1 x {len(PROMPTS)} prompts, {name}, against plain rows",
         rates["population, tokens/s"] / rates["plain, tokens/s"],
         "x",
         0.7,

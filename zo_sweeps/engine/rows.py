@@ -50,7 +50,8 @@ def ungrouped(y: Tensor, x: Tensor) -> Tensor:
     if (filled := _filled(x, len(y))) is None:
         groups: Tensor = y.unflatten(1, (-1, *x.shape[1:-1]))
         return groups.flatten(0, 1)
-    return y.flatten(0, 1)[filled[1]].unflatten(0, x.shape[:-1])
+    rows: Tensor = y.flatten(0, 1)[filled[1]].unflatten(0, x.shape[:-1])
+    return rows
 
 
 def _filled(x: Tensor, points: int) -> tuple[Tensor, Tensor] | None:
