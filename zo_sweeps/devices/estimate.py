@@ -193,9 +193,10 @@ def memory_by_part(
         rank=getattr(space, "rank", 0) if trains else 0,
     )
     scoring = forwards.scoring(batches.scoring)
+    generation = forwards.generation(batches)
     if not trains:
         forward = scoring if batches.scoring.tokens else forwards.step(batches)
-        return {**parts, **max(forward, forwards.generation(batches), key=lambda one: sum(one.values()))}
+        return {**parts, **_larger(forward, generation)}
     states = update.state_copies * update.state_bits / 32 + noise_copies
     if kind.backpropagates:
         inputs = None if space.moves_base or space.sparse else arch.inputs(space.layers)
@@ -218,8 +219,13 @@ def memory_by_part(
     if updating > sum(step.values()):
         step = {Part.WORKSPACE: updating}
     parts[Part.TRAINABLE] += b * space.frozen_values(arch)
-    every = [step, forwards.generation(batches), *([scoring] if batches.scoring.tokens else [])]
-    return {**parts, **max(every, key=lambda one: sum(one.values()))}
+    either = _larger(step, generation)
+    return {**parts, **(_larger(either, scoring) if batches.scoring.tokens else either)}
+
+
+def _larger(one: dict[Part, float], other: dict[Part, float]) -> dict[Part, float]:
+    """Return the moment of more bytes; of equal ones the first."""
+    return max(one, other, key=lambda moment: sum(moment.values()))
 
 
 def _matrix(arch: Arch) -> int:
@@ -273,7 +279,7 @@ class _Forwards:
         rows, prompt, new, drawn = batches.generated
         arch, moments = self.arch, []
         for length, tokens in ((prompt, prompt), (prompt + new, 1)):
-            forward = self._largest(ForwardRows(rows * tokens, rows), rows, INDEX * rows * length)
+            forward = self._largest(ForwardRows(rows * tokens, rows), rows, 2 * INDEX * rows * length)
             cache = 2 * self.value_bytes * arch.kv_heads * arch.head_width * rows * length * (arch.layers + 0.5)
             forward[Part.ACTIVATIONS] += cache
             forward[Part.WORKSPACE] += FP32 * drawn
