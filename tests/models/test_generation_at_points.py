@@ -144,5 +144,4 @@ def test_the_keys_and_values_of_all_members_are_planned(name: str, prompt: int, 
     for own in (measured, planned):  # those are planned as for any step
         del own[Part.WEIGHTS], own[Part.TRAINABLE]
     assert 1 <= sum(planned.values()) / sum(measured.values()) < 1.15
-    for part, most in measured.items():
-        assert planned[part] >= 0.95 * most
+    assert planned[Part.ACTIVATIONS] >= measured[Part.ACTIVATIONS], "keys and values among them"
