@@ -11,7 +11,7 @@ import torch
 
 from tests.models.common import make, random_model
 from zo_sweeps.core.memory_parts import Part
-from zo_sweeps.devices.estimate import Batches, ForwardRows, GeneratedRows, memory_by_part
+from zo_sweeps.devices.estimate import Batches, ForwardRows, GeneratedRows, direction_numbers, memory_by_part
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
@@ -136,12 +136,13 @@ def test_the_keys_and_values_of_all_members_are_planned(name: str, prompt: int, 
 
     with tensors:
         evaluate(f, model.module, space, noise, points, Mode.BOTH)
-    drawn = count * (arch.inputs(["all"]) + arch.outputs(["all"]) + arch.vocabulary + 14 * arch.width)
-    generated = GeneratedRows(count * len(prompts), prompt, new, drawn if name == "full" else 0)
+    drawn = count * direction_numbers(arch, 1) if name == "full" else 0
+    generated = GeneratedRows(count * len(prompts), prompt, new, drawn)
     batches = Batches(prompt + new, ForwardRows(1, 1), points=count, generated=generated)
     planned = memory_by_part(arch, batches, ZerothOrder(), FP32(), definition, SGD(), trainable=trainable)
     measured = tensors.at_peak()
     for own in (measured, planned):  # those are planned as for any step
         del own[Part.WEIGHTS], own[Part.TRAINABLE]
-    assert 1 <= sum(planned.values()) / sum(measured.values()) < 1.15
-    assert planned[Part.ACTIVATIONS] >= measured[Part.ACTIVATIONS], "keys and values among them"
+    assert 1 <= sum(planned.values()) / sum(measured.values()) < 1.1
+    for part, most in measured.items():
+        assert planned.get(part, 0) >= most

@@ -7,7 +7,7 @@ from math import ceil
 from typing import NamedTuple
 
 from zo_sweeps.core.memory_parts import Part
-from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.kind import Kind, part_of
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import Precision
@@ -50,6 +50,12 @@ class GeneratedRows(NamedTuple):
 
 
 NOTHING = GeneratedRows(0, 0, 0)
+
+
+def direction_numbers(arch: Arch, rank: int) -> int:
+    """Count a full space's direction: both factors of each matrix, and vectors of two norms per layer and a last one."""
+    outer = arch.inputs([ALL]) + arch.outputs([ALL]) + (1 if arch.tied else 2) * (arch.vocabulary + arch.width)
+    return rank * outer + (2 * arch.layers + 1) * arch.width
 
 
 @dataclass(frozen=True)
@@ -144,8 +150,8 @@ def memory_by_part(
             has the gradients of one layer
         scoring     W + S + F of `scored_tokens` instead of N T
         generation  W + S + 2 b K R (L t + t / 2) + 4 drawn + F of R rows, the larger of: the prompts, t = prompt, and
-                    the last token of each, t = prompt + new  (keys and values; of one layer twice, as they grow; and
-                    factors and vectors of directions, which its forwards share)
+                    the last token forwarded, t = prompt + new - 1  (keys and values; of one layer twice, as they grow;
+                    and factors and vectors of directions, which its forwards share)
         codes       M + largest * (4 + b)  (a decoded matrix, while it is multiplied)
         sparse      + trainable * (8 + b)  (indices, first values); over codes 16 + b  (where they are among the kept)
 
@@ -278,7 +284,7 @@ class _Forwards:
         """Return the parts of a generation: the prompts' forward, or that of the last tokens, with keys and values."""
         rows, prompt, new, drawn = batches.generated
         arch, moments = self.arch, []
-        for length, tokens in ((prompt, prompt), (prompt + new, 1)):
+        for length, tokens in ((prompt, prompt), (prompt + new - 1, 1)):
             forward = self._largest(ForwardRows(rows * tokens, rows), rows, 2 * INDEX * rows * length)
             cache = 2 * self.value_bytes * arch.kv_heads * arch.head_width * rows * length * (arch.layers + 0.5)
             forward[Part.ACTIVATIONS] += cache

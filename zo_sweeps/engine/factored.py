@@ -88,7 +88,6 @@ class _Points:
         """Return U [P, m, r] and V [P, n, r] of a matrix, U times the points' scales; None: it is not trained."""
         if (name := self.names.get(id(param))) is None:
             return None
-
         if (kept := self._kept.get(name)) is not None:
             return kept
         with counted_as(Part.WORKSPACE):

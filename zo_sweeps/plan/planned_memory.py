@@ -19,6 +19,7 @@ from zo_sweeps.devices.estimate import (
     Batches,
     ForwardRows,
     GeneratedRows,
+    direction_numbers,
     finding_memory,
     memory_by_part,
 )
@@ -267,9 +268,7 @@ def _generated(config: TrialConfig, arch: Arch, longest: int, points: int) -> Ge
     if kind.estimates and _objective(config).generates:
         rows = max(rows, points * min(train.batch or 1, GENERATED_TOGETHER))
         if points > 1 and config.space.moves_base:
-            rank = getattr(config.perturbation, "rank", 1)
-            outer = arch.inputs([ALL]) + arch.outputs([ALL]) + arch.vocabulary + arch.width
-            drawn = points * rank * outer + points * 2 * arch.layers * arch.width  # two norms in a layer
+            drawn = points * direction_numbers(arch, getattr(config.perturbation, "rank", 1))
     return GeneratedRows(rows, longest, new, drawn)
 
 
