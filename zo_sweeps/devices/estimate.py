@@ -53,7 +53,7 @@ NOTHING = GeneratedRows(0, 0, 0)
 
 
 def direction_numbers(arch: Arch, rank: int) -> int:
-    """Count a full space's direction: both factors of each matrix, and vectors of two norms per layer and a last one."""
+    """Count a full space's direction: both factors of each matrix, and two norms per layer and a last one."""
     outer = arch.inputs([ALL]) + arch.outputs([ALL]) + (1 if arch.tied else 2) * (arch.vocabulary + arch.width)
     return rank * outer + (2 * arch.layers + 1) * arch.width
 
