@@ -80,7 +80,14 @@ def written(
         evaluate(f, model.module, space, noise, scaled, mode)
 
 
-@pytest.mark.parametrize(("name", "filled"), [*((name, 64) for name in ("full", *SCALES)), ("lora_fa", 1)])
+@pytest.mark.parametrize(
+    ("name", "filled"),
+    [
+        *((name, 64) for name in ("full", "lora_fa", "prefix", "random_subset")),
+        ("lora_fa", 1),
+        *(pytest.param(name, 64, marks=pytest.mark.long) for name in ("dora", "vera")),
+    ],
+)
 def test_a_member_writes_in_a_population_what_it_writes_alone(
     demo: CausalModel, name: str, filled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +121,7 @@ def test_a_finished_row_is_forwarded_no_more(demo: CausalModel, monkeypatch: pyt
     assert rows[-1] < rows[0] == len(TEXTS)
 
 
-@pytest.mark.parametrize(("prompt", "new"), [(48, 4), (8, 48)], ids=["the prompts", "the answers"])
+@pytest.mark.parametrize(("prompt", "new"), [(48, 4), (8, 24)], ids=["the prompts", "the answers"])
 @pytest.mark.parametrize("name", ["full", "lora_fa"])
 def test_the_keys_and_values_of_all_members_are_planned(name: str, prompt: int, new: int) -> None:
     model = load(random_model("llama", num_hidden_layers=6), torch.float32, "cpu")
