@@ -17,6 +17,7 @@ from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.precisions.fp32 import FP32
+from zo_sweeps.engine.sampling import Sampler
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.updates.sgd import SGD
@@ -122,11 +123,11 @@ def test_a_finished_row_is_forwarded_no_more(demo: CausalModel, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("prompt", "new"), [(48, 4), (8, 24)], ids=["the prompts", "the answers"])
-@pytest.mark.parametrize("name", ["full", "lora_fa"])
+@pytest.mark.parametrize("name", ["full", "lora_fa", "lora_fa sampled"])
 def test_the_keys_and_values_of_all_members_are_planned(name: str, prompt: int, new: int) -> None:
     model = load(random_model("llama", num_hidden_layers=6), torch.float32, "cpu")
     arch, count, prompts = model.arch, 8, [[3 + i] * prompt for i in range(4)]
-    definition = {"full": Full(), "lora_fa": LoRAFA()}[name]
+    definition, choose = (Full() if name == "full" else LoRAFA()), Sampler(0, 1, 1.0) if "sampled" in name else None
     space = definition.install(model.module, list(model.target_modules(["all"])), 0)
     trainable = sum(param.numel() for param in space.params.values())
     points = [Point(NoiseKey(0, 1, query), 0.01) for query in range(count)]
@@ -138,12 +139,13 @@ def test_the_keys_and_values_of_all_members_are_planned(name: str, prompt: int, 
     noise = LowRank(1) if name == "full" else Gaussian()
 
     def f(points: int) -> torch.Tensor:
-        model.generate(prompts, new, [], points=points)
+        model.generate(prompts, new, [], points=points, choose=choose)
         return torch.zeros(points)
 
     with tensors:
         evaluate(f, model.module, space, noise, points, Mode.BOTH)
     drawn = count * direction_numbers(arch, 1) if name == "full" else 0
+    drawn += len(prompts) * arch.vocabulary if choose else 0
     generated = GeneratedRows(count * len(prompts), prompt, new, drawn)
     batches = Batches(prompt + new, ForwardRows(1, 1), points=count, generated=generated)
     planned = memory_by_part(arch, batches, ZerothOrder(), FP32(), definition, SGD(), trainable=trainable)

@@ -41,7 +41,7 @@ NO_ROWS = ForwardRows(0, 0)
 
 
 class GeneratedRows(NamedTuple):
-    """The rows of a generation, of all points; tokens of a prompt and of an answer; numbers of directions it holds."""
+    """The rows of a generation, of all points; tokens of a prompt and of an answer; numbers drawn."""
 
     rows: float
     prompt: int
@@ -151,7 +151,7 @@ def memory_by_part(
         scoring     W + S + F of `scored_tokens` instead of N T
         generation  W + S + 2 b K R (L t + t / 2) + 4 drawn + F of R rows, the larger of: the prompts, t = prompt, and
                     the last token forwarded, t = prompt + new - 1  (keys and values; of one layer twice, as they grow;
-                    and factors and vectors of directions, which its forwards share)
+                    factors and vectors of directions, which its forwards share; noise of sampled tokens)
         codes       M + largest * (4 + b)  (a decoded matrix, while it is multiplied)
         sparse      + trainable * (8 + b)  (indices, first values); over codes 16 + b  (where they are among the kept)
 

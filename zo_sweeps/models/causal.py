@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -24,6 +25,8 @@ from zo_sweeps.models import families
 from zo_sweeps.models.checkpoint import front_of
 from zo_sweeps.models.package import Package
 from zo_sweeps.models.projection import features, logits_of
+
+Choose = Callable[[Sequence[int], int, Tensor], Tensor]
 
 FILLED = 64  # rows from which on a CPU multiplies a batch of more no faster per row
 
@@ -107,6 +110,7 @@ class CausalModel:
         stop_ids: Iterable[int] | None = None,
         batch_size: int = GENERATED_TOGETHER,
         points: int = 1,
+        choose: Choose | None = None,
     ) -> list[str]:
         """Continue `prompts` (token ids, with their BOS) greedily up to a stop token; return the new texts, stripped.
 
@@ -117,6 +121,8 @@ class CausalModel:
         Args:
             batch_size: prompts continued together, at every point.
             points: P, of those that the model's space holds; the texts are those of the first, then of the second, ...
+            choose: (numbers of the prompts in a batch, tokens generated so far, logits [N, V]) -> scores [N, V], of
+                which the highest is taken; None: the logits.
 
         Raises ValueError if a prompt and its new tokens exceed the model's positions.
         """
@@ -130,7 +136,8 @@ class CausalModel:
             batches[-1].append(i)
         texts = [""] * (points * len(prompts))
         for chunk in batches:
-            rows = self._continued([prompts[i] for i in chunk] * points, max_new_tokens, stops, points=points)
+            pick = None if choose is None else partial(_of_prompts, choose, chunk)
+            rows = self._continued([prompts[i] for i in chunk] * points, max_new_tokens, stops, pick, points)
             places = [point * len(prompts) + i for point in range(points) for i in chunk]
             for i, row in zip(places, rows, strict=True):
                 texts[i] = self.tokenizer.decode(row, skip_special_tokens=True).strip()
@@ -141,22 +148,19 @@ class CausalModel:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return [*self.front, *ids]
 
-    def generate_exactly(
-        self, prompt: Sequence[int], new_tokens: int, choose: Callable[[Tensor, Tensor], Tensor] | None = None
-    ) -> list[int]:
+    def generate_exactly(self, prompt: Sequence[int], new_tokens: int, choose: Choose | None = None) -> list[int]:
         """Return the continuation of `prompt` (token ids) by exactly `new_tokens` tokens, for timing.
 
         Args:
-            choose: (tokens so far [1, T], logits [1, V]) -> scores [1, V], of which the highest is taken; None: the
-                logits.
+            choose: as for `generate`, of one row.
 
         Raises ValueError if they exceed the model's positions.
         """
 
-        def chosen(tokens: Tensor, logits: Tensor) -> Tensor:
+        def chosen(rows: Sequence[int], token: int, logits: Tensor) -> Tensor:
             if self.eos_id is not None:
                 logits[:, self.eos_id] = -torch.inf
-            return logits if choose is None else choose(tokens, logits)
+            return logits if choose is None else choose(rows, token, logits)
 
         return self._continued([prompt], new_tokens, choose=chosen)[0]
 
@@ -166,7 +170,7 @@ class CausalModel:
         prompts: Sequence[Sequence[int]],
         new_tokens: int,
         stops: Sequence[int] = (),
-        choose: Callable[[Tensor, Tensor], Tensor] | None = None,
+        choose: Choose | None = None,
         points: int = 1,
     ) -> list[list[int]]:
         """Return the tokens that greedy generation appends to each prompt, in one batch, without the token of `stops`.
@@ -174,7 +178,7 @@ class CausalModel:
         A row that has its stop leaves the batch, with its keys and values.
 
         Args:
-            choose: as for `generate_exactly`, of all rows.
+            choose: as for `generate`, of the rows that are left.
             points: P; the prompts are P equal groups.
         """
         longest = max(map(len, prompts))
@@ -183,14 +187,14 @@ class CausalModel:
         device = next(self.module.parameters()).device
         base: Any = self.module.base_model
         padded = [[self.pad_id] * (longest - len(prompt)) + [*prompt] for prompt in prompts]
-        tokens = torch.tensor(padded, device=device)
+        ids = torch.tensor(padded, device=device)
         lengths = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
         # Without padding attention takes the causal path, and every model counts positions by its cache.
         mask = None if lengths.min() == longest else torch.arange(longest, device=device) >= longest - lengths
         counts = "position_ids" in signature(base.forward).parameters  # others count positions by the mask
         continuations: list[list[int]] = [[] for _ in prompts]
         rows, last = torch.arange(len(prompts), device=device), torch.tensor(stops, device=device)
-        own, cache, ids = len(prompts) // points, None, tokens
+        own, cache = len(prompts) // points, None
         for step in range(new_tokens):
             options = {}
             if mask is not None:
@@ -201,8 +205,9 @@ class CausalModel:
                 output = base(input_ids=ids, past_key_values=cache, use_cache=True, **options)
                 continue_as(Part.LOGITS)
                 scores = self.head(output.last_hidden_state[:, -1]).float()
-            cache = output.past_key_values
-            chosen = (scores if choose is None else choose(tokens, scores)).argmax(-1)
+                if choose is not None:
+                    scores = choose(rows.tolist(), step, scores)
+            cache, chosen = output.past_key_values, scores.argmax(-1)
             going = ~torch.isin(chosen, last)
             for row, token, goes in zip(rows.tolist(), chosen.tolist(), going.tolist(), strict=True):
                 if goes:
@@ -214,10 +219,9 @@ class CausalModel:
                 mask = F.pad(mask, (0, 1), value=True)
             if len(left) < len(rows):
                 cache.batch_select_indices(left)
-                rows, tokens, chosen = rows[left], tokens[left], chosen[left]
+                rows, chosen = rows[left], chosen[left]
                 mask = None if mask is None else mask[left]
             ids = chosen[:, None]
-            tokens = torch.cat([tokens, ids], dim=1)
         return continuations
 
     @property
@@ -284,6 +288,10 @@ class CausalModel:
         base: Any = self.module.base_model
         states: Tensor = base(input_ids=apart, use_cache=False).last_hidden_state
         return states[text, positions]
+
+
+def _of_prompts(choose: Choose, prompts: Sequence[int], rows: Sequence[int], token: int, logits: Tensor) -> Tensor:
+    return choose([prompts[row % len(prompts)] for row in rows], token, logits)
 
 
 @contextmanager

@@ -261,14 +261,16 @@ def memory_of(
 
 def _generated(config: TrialConfig, arch: Arch, longest: int, points: int) -> GeneratedRows:
     """Return the rows of the trial's largest generation: of dev and test, or of a step at all points of a forward."""
-    kind, train, new = config.method.kind, config.train, config.task.max_new_tokens
-    if kind.generates or not config.task.kind.generates:
+    kind, train, task, new = config.method.kind, config.train, config.task.kind, config.task.max_new_tokens
+    if kind.generates or not task.generates:
         return NOTHING
-    rows, drawn = min(max(config.split.dev, config.split.test), GENERATED_TOGETHER), 0.0
+    rows, drawn = min(task.samples * max(config.split.dev, config.split.test), GENERATED_TOGETHER), 0.0
     if kind.estimates and _objective(config).generates:
-        rows = max(rows, points * min(train.batch or 1, GENERATED_TOGETHER))
+        rows = max(rows, points * min(task.samples * (train.batch or 1), GENERATED_TOGETHER))
         if points > 1 and config.space.moves_base:
             drawn = points * direction_numbers(arch, getattr(config.perturbation, "rank", 1))
+    if task.temperature:
+        drawn += GENERATED_TOGETHER * arch.vocabulary  # a text's noise is that of all points
     return GeneratedRows(rows, longest, new, drawn)
 
 
