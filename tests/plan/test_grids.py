@@ -24,6 +24,7 @@ COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed
     "llama2_superglue": (783, 783),
     "low_rank": (240, 240),
     "league": (3938, 3950),
+    "rewards": (61, 65),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
     "zero_shot": 9,
