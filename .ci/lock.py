@@ -25,14 +25,15 @@ HEADER = """\
 
 
 def resolve(python: str) -> dict[str, str]:
-    """Name -> version of everything that a fresh `make test` on this interpreter would install today."""
+    """Name -> version of everything that a fresh `make test` and the rewards would install today."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
         run = [f"{folder}/bin/python", "-m", "pip", "install", "--quiet"]
         subprocess.run([*run, "--upgrade", "pip"], check=True)
         report = f"{folder}/report.json"
+        wanted = [TORCH, f"{ROOT}[agents,edge,rewards,rtl]", *PACKAGES, "--group", "dev"]
         subprocess.run(
-            [*run, "--dry-run", "--report", report, TORCH, f"{ROOT}[agents,edge,rtl]", *PACKAGES, "--group", "dev"],
+            [*run, "--dry-run", "--report", report, *wanted],
             check=True,
             cwd=ROOT,
         )

@@ -19,7 +19,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import hints, write
 from zo_sweeps.methods.definition import options as options_of
 from zo_sweeps.methods.executor import Budget
-from zo_sweeps.methods.task import Dialect, Hub, Lengths, Task
+from zo_sweeps.methods.task import Dialect, Gym, Hub, Lengths, Task
 from zo_sweeps.methods.trial_config import TrialConfig
 
 HEAD = ("key", "type", "range", "default", "what it is")
@@ -76,7 +76,8 @@ def parts() -> str:
     """Return a section per part of a trial that is not an axis: model, device, training, splits, data, task."""
     sections = [(name, part, name) for name, part in schema.TYPED.items()]
     sections += [("task", Task, "task"), ("task, a dialect", Dialect, "task.dialects.NAME")]
-    sections += [("task, its data set on the hub", Hub, "task.hub"), ("task, its lengths", Lengths, "task.lengths")]
+    sections += [("task, its data set on the hub", Hub, "task.hub"), ("task, its generator", Gym, "task.gym")]
+    sections += [("task, its lengths", Lengths, "task.lengths")]
     text = [f"### {title}\n\n{docstring(part)}\n\n{table(HEAD, rows(part, path))}" for title, part, path in sections]
     seed = next(one for one in fields(TrialConfig) if one.name == "seed")
     own = ("`seed`" + COUNTS, "integer", "", default_of(seed), escape(seed.metadata["help"]))
@@ -85,7 +86,13 @@ def parts() -> str:
 
 def members(axis: str) -> str:
     """Return a section per member of an axis: what it computes and costs, and its options."""
-    names = {"kind": "method", "task_kind": "task.kind", "objective": "train.objective", "metric": "task.metric"}
+    names = {
+        "kind": "method",
+        "task_kind": "task.kind",
+        "reward": "task.kind.rewards",
+        "objective": "train.objective",
+        "metric": "task.metric",
+    }
     path = names.get(axis, axis)
     sections = []
     for name, member in registry.members(axis).items():

@@ -13,8 +13,9 @@ from tests.engine import oracles
 from tests.engine.test_oracles import check_space
 from tests.run.common import run
 from tests.tables.test_figures import check_kind as check_figure_kind
-from tests.tasks.test_examples import check_kind, check_layout, check_metric, check_objective
+from tests.tasks.test_examples import check_kind, check_layout, check_metric, check_objective, check_reward
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.files import cache_at
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -23,8 +24,6 @@ from zo_sweeps.results.sweep_figures import check, figures
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure
 from zo_sweeps.tables.draw import render
-
-pytestmark = pytest.mark.unit
 
 PAGES = REPO / "docs" / "adding"
 
@@ -85,6 +84,33 @@ def test_a_task_kind_is_one_file(tmp_path: Path) -> None:
     assert -1 <= metrics["test/spearman"] <= 1
 
 
+@pytest.mark.multiprocess
+def test_a_reward_is_one_file_and_a_task_names_it(tmp_path: Path) -> None:
+    files = ["reward/initials.py", "task/acrostic.yaml", "grid/acrostic.yaml", "task/sorting.yaml"]
+    assert written("reward", tmp_path) == files
+    (tmp_path / "data" / "acrostic").mkdir(parents=True)
+    row = {"letters": "abc", "example": "All birds came"}
+    for split in ("train", "validation", "test"):
+        (tmp_path / "data" / "acrostic" / f"{split}.jsonl").write_text(8 * f"{json.dumps(row)}\n")
+    small = ["model=demo", "prompt=mezo", "estimator.q=1", "train.steps=2", "train.batch=2", "train.eval_every=2"]
+    given = ["+grid=acrostic", "grid.relabel=true", *small, "split.dev=2", "split.test=4"]
+    (trial,) = build(Composer([*given, f"data.dir={tmp_path / 'data'}"], [str(tmp_path)])).trials
+    outcome, _ = run(trial)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
+    assert outcome.metrics["test/reward"] < 0, "its texts are longer than the example"
+    assert outcome.metrics["test/length"] > 0
+
+
+@pytest.mark.long
+def test_a_generator_s_rows_are_a_task(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym", reason="it comes with the extra [rewards]")
+    written("reward", tmp_path)
+    with cache_at(tmp_path / "cache"):
+        plan = build(Composer(["+grid=acrostic", "model=demo", "prompt=mezo", "task=sorting"], [str(tmp_path)]))
+    assert not plan.obstacles
+    assert TrialConfig.of(plan.trials[0].config).task.fingerprint.startswith("sha256:")
+
+
 ZO = f"method: prge, space: {{targets: [q, v]}}, {FEW}"
 
 
@@ -135,13 +161,14 @@ CONTRACTS = {
     "metric": check_metric,
     "objective": check_objective,
     "task_kind": check_kind,
+    "reward": check_reward,
     "figure_kind": check_figure_kind,
 }
 
 
 @pytest.mark.parametrize("axis", CONTRACTS)
 def test_a_pages_member_keeps_the_contract(axis: str, tmp_path: Path) -> None:
-    (file,) = written(axis, tmp_path)
+    (file,) = (one for one in written(axis, tmp_path) if one.startswith(f"{axis}/"))
     with registry.using_folders([tmp_path]):
         CONTRACTS[axis](registry.member(axis, Path(file).stem)())
 

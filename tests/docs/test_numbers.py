@@ -115,6 +115,15 @@ def test_the_ratios_of_codes_sparse_spaces_and_programs_are_those_of_the_measure
     check(sentence("SPEED", r"takes ([\d.]+ to [\d.]+) times the same runtime"), min(programs), max(programs))
 
 
+def test_the_ratios_of_a_population_are_those_of_the_measurement() -> None:
+    said = r"write ([\d.]+) of the tokens per second .* and ([\d.]+) where finished answers leave; .* allow ([\d.]+)\."
+    together, to_a_stop, fp32, bf16 = bench("population").values()
+    limit = float(together["limit"].partition(":")[0])
+    check(sentence("SPEED", said), together["ratio"], to_a_stop["ratio"], limit)
+    same = sentence("SPEED", r"In fp32 ([\d,]+) of the texts are .* in bf16 ([\d,]+) \(")
+    check(same, fp32["detail"]["same"], bf16["detail"]["same"])
+
+
 def test_the_ratios_on_a_gpu_are_those_of_the_measurement() -> None:
     rows = bench("gpu-h200")
     kinds = [f"shape, {kind}," for kind in ("fp16", "int8", "nf4")]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.estimate import Batches, ForwardRows, memory_by_part
@@ -377,6 +378,19 @@ def test_a_prefix_is_what_peft_makes_of_it(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MASKED)
 def test_a_masked_model_has_no_prefix_and_says_why(name: str) -> None:
     assert "causal model" in describe(FAMILIES[name]).no_prefix
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_what_is_generated_is_what_transformers_generates(name: str) -> None:
+    model, prompts = model_of(name), rows([9, 4, 4, 13])
+    ids, mask = (part.flip(1) for part in padded([prompt[::-1] for prompt in prompts]))
+    config = GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    module: Any = model.module
+    expected = module.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, 13:].tolist()
+    assert model._continued(prompts, 12) == expected
+    stop = expected[0][5]
+    until = [row[: row.index(stop)] if stop in row else row for row in expected]
+    assert model._continued(prompts, 12, [stop]) == until
 
 
 # --- spaces ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.common import CONF, TINY, local, make, model_yaml, random_model
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.engine.sampling import Sampler
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
 from zo_sweeps.models.checkpoint import TokenizerFile, front_of
 from zo_sweeps.models.identity import DEMO, status
@@ -134,6 +135,22 @@ def test_a_batch_generates_what_each_prompt_generates_alone(demo):
     together = demo.generate(prompts, 12, batch_size=4)
     assert together == demo.generate(prompts, 12, batch_size=3) == [demo.generate([p], 12)[0] for p in prompts]
     assert all(together)
+
+
+def test_a_batch_draws_what_each_prompt_draws_alone(demo):
+    texts = ["This movie is", "I", "The plot of the film is bad and the actors are", "What a great film. It was"]
+    prompts = [demo.prompt(text) for text in texts]
+    draw = Sampler(3, 5, 1.0)
+    together = demo.generate(prompts, 12, batch_size=3, choose=draw)
+    alone = [
+        demo.generate([prompt], 12, choose=lambda _, token, logits, row=row: draw([row], token, logits))[0]
+        for row, prompt in enumerate(prompts)
+    ]
+    assert together == alone
+    assert together != demo.generate(prompts, 12)
+    assert together != demo.generate(prompts, 12, choose=Sampler(3, 6, 1.0))
+    same = demo.generate([prompts[0]] * 2, 12, choose=draw)
+    assert same[0] != same[1]
 
 
 def test_generation_is_greedy_and_stops_at_a_stop_token(demo):

@@ -25,17 +25,24 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import Definition, hints, options
 from zo_sweeps.methods.metric import Metrics
 from zo_sweeps.methods.parts import NamedMethod
-from zo_sweeps.methods.task import Hub, Lengths
+from zo_sweeps.methods.task import Gym, Hub, Lengths
 from zo_sweeps.methods.trial_config import EVERY, TrialConfig
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.results.tables import records
 from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps.tasks.kinds.verified import Verified
 
 pytestmark = pytest.mark.unit
 
 TYPES = hints(TrialConfig)
 AXES = [name for name, kind in TYPES.items() if isinstance(kind, type) and issubclass(kind, Definition)]
-WITHIN = {"objective": "loss", "metric": "metric", "task_kind": "kind", "schedule": "schedule"}  # axis -> its field
+WITHIN = {
+    "objective": "loss",
+    "metric": "metric",
+    "task_kind": "kind",
+    "reward": "kind",
+    "schedule": "schedule",
+}  # axis -> its field
 PLAIN = [name for name, kind in TYPES.items() if is_dataclass(kind) and name not in (*AXES, "method", "task")]
 
 
@@ -71,11 +78,13 @@ def other(kind: Any, value: Any) -> Any:
     if issubclass(kind, Enum):
         return next(one for one in kind if one is not value)
     if issubclass(kind, Definition):
-        return made(registry.member(kind.axis, next(n for n in registry.names(kind.axis) if n != value.name)))
+        return made(
+            registry.member(kind.axis, next(n for n in registry.names(kind.axis) if value is None or n != value.name))
+        )
     if kind is Metrics:
         return Metrics([made(one) for name, one in registry.members("metric").items() if name != value[0].name][:1])
-    if kind is Hub:
-        return made(Hub)
+    if kind in (Hub, Gym):
+        return made(kind)
     if kind is Lengths:
         return Lengths(30, 90)
     raise AssertionError(f"no other value of a {kind}: add one to this function")
@@ -215,7 +224,7 @@ def with_member(config: TrialConfig, axis: str, value: Any) -> TrialConfig:
         wording = replace(config.task.wording(config.prompt.name), loss=value)
         dialects = {**config.task.dialects, config.prompt.name: wording}
         return replace(config, task=replace(config.task, dialects=dialects))
-    placed: Any = Metrics([value]) if axis == "metric" else value
+    placed: Any = Metrics([value]) if axis == "metric" else Verified((value,)) if axis == "reward" else value
     return replace(config, task=replace(config.task, **{WITHIN[axis]: placed}))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.plan.common import PLACES
@@ -18,7 +18,7 @@ SIZES = ("hidden_size=64", "intermediate_size=96", "num_hidden_layers=2")
 TINY = ["model=random_llama", *(f"model.arch.{size}" for size in SIZES)]  # a trial takes a third of the demo model's
 
 
-def make(*overrides: str) -> Trial:
+def make(*overrides: str, folders: Sequence[str] = ()) -> Trial:
     """One trial of the quickstart grid's shape: its first ZO block, and a tiny model, unless others are given."""
     model = () if any(text.startswith("model=") for text in overrides) else TINY
     given = ["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]", *SMALL, *model, *overrides]
@@ -26,7 +26,7 @@ def make(*overrides: str) -> Trial:
     own = any(
         text.startswith(("model=", "data.", "gradients.text=")) for text in overrides
     )  # files that a test may change
-    (trial,) = build(Composer([*given, *left_out, "grid.tables={}"]), None if own else PLACES).trials
+    (trial,) = build(Composer([*given, *left_out, "grid.tables={}"], folders), None if own else PLACES).trials
     return trial
 
 

@@ -89,9 +89,11 @@ def test_a_task_of_every_kind_runs_in_a_chat(task: str, folder: Path, monkeypatc
     asked: list[set[int]] = []
     generate = CausalModel.generate
 
-    def noticing(model: CausalModel, prompts: Sequence[Any], new: int, stops: Sequence[int]) -> list[str]:
+    def noticing(
+        model: CausalModel, prompts: Sequence[Any], new: int, stops: Sequence[int], **others: Any
+    ) -> list[str]:
         asked.append(set(stops))
-        return generate(model, prompts, new, stops)
+        return generate(model, prompts, new, stops, **others)
 
     monkeypatch.setattr(CausalModel, "generate", noticing)
     outcome = outcome_of(folder, f"task={task}")

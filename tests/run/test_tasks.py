@@ -220,6 +220,38 @@ def test_an_objective_of_one_s_own_choice_trains_and_is_another_trial(folder: Pa
     assert first[0] != first[1]
 
 
+def test_a_population_s_keys_and_values_are_in_the_memory_that_a_trial_is_planned_with(folder: Path) -> None:
+    def planned_bytes(mode: str, new: int) -> int:
+        few = "{steps: 1, batch: 2, max_length: 450, objective: f1}"
+        block = f"{{task: answers, method: prge, estimator: {{q: 4}}, update: {{lr: 1e-3}}, train: {few}}}"
+        return planned(folder, block, f"evaluation.mode={mode}", f"task.max_new_tokens={new}").needs.memory_bytes
+
+    of_a_token = 2 * 4 * 256 * 6  # keys and values of the demo model
+    for mode, rows in (("both", 8 * 2), ("sequential", 8)):  # of a step's 2 prompts at all points, and of 8 test rows
+        grown = planned_bytes(mode, 400) - planned_bytes(mode, 300)
+        assert grown == pytest.approx(rows * of_a_token * 100, rel=0.15)
+
+
+@pytest.mark.parametrize("method", ["prge", pytest.param("eggroll", marks=pytest.mark.long)])
+def test_a_population_s_answers_in_one_generation_take_the_steps_of_one_member_after_the_other(
+    method: str, folder: Path
+) -> None:
+    with_stop(folder, ".")
+    rows = [{"question": text, "answers": ["it was a good movie", "the best"]} for text in ("I saw it and", "The film")]
+    (folder / "data" / "answers" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 12))
+    eps = {"eggroll": 0.03, "prge": 0.5}[method]
+    few = "{steps: 1, batch: 2, max_length: 64, objective: f1}, split: {dev: 2, test: 2}"
+    block = f"{{task: answers, method: {method}, estimator: {{q: 4, eps: {eps}}}, update: {{lr: 1e-3}}, train: {few}}}"
+    both, alone = (
+        [event for event in succeeded(planned(folder, block, mode))[1] if isinstance(event, Steps)]
+        for mode in ("evaluation.mode=both", "evaluation.mode=sequential")
+    )
+    assert [event.losses for event in both] == [event.losses for event in alone]
+    coefs, others = ([c for event in one for c in event.coefs] for one in (both, alone))
+    assert coefs == others
+    assert len({*coefs[0]}) > 1, "the members have other texts"
+
+
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [

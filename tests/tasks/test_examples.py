@@ -20,6 +20,7 @@ from zo_sweeps.engine.objectives.tokens import Tokens
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.metric import Metric, Metrics, Of, same_length
 from zo_sweeps.methods.objective import Answers, Objective
+from zo_sweeps.methods.reward import Reward
 from zo_sweeps.methods.task import Dialect, Task
 from zo_sweeps.methods.task_kind import KindExample, TaskKind
 from zo_sweeps.tables import build, published
@@ -29,8 +30,10 @@ from zo_sweeps.tasks.encode import encode
 from zo_sweeps.tasks.kinds.classification import Classification
 from zo_sweeps.tasks.kinds.generation import Generation
 from zo_sweeps.tasks.kinds.regression import Regression
+from zo_sweeps.tasks.kinds.verified import Verified
 from zo_sweeps.tasks.metrics.accuracy import Accuracy
 from zo_sweeps.tasks.metrics.perplexity import Perplexity
+from zo_sweeps.tasks.rewards.exact import Exact
 from zo_sweeps.tasks.spec import TaskSpec
 
 pytestmark = pytest.mark.unit
@@ -46,7 +49,9 @@ def check_metric(metric: Metric) -> None:
     assert any(score not in (0, 1) for *_, score in metric.examples), "no example has a score besides 0 and 1"
     draw = random.Random(3)
     guess, truth = ([draw.randrange(3) for _ in range(40)] for _ in range(2))
-    if metric.of is not Of.TEXTS and _differs(metric, guess, [number + (metric.of is Of.LOSSES) for number in truth]):
+    if metric.of not in (Of.TEXTS, Of.REWARDS) and _differs(
+        metric, guess, [number + (metric.of is Of.LOSSES) for number in truth]
+    ):
         assert any(_differs(metric, *one[:2]) for one in metric.examples), (
             "no example tells references from predictions"
         )
@@ -95,10 +100,11 @@ def batch_of(examples: Sequence[Answers]) -> Batch:
 def check_kind(kind: TaskKind) -> None:
     assert kind.examples, f"{kind.name} has no examples"
     for one in kind.examples:
+        rewarded = replace(kind, rewards=(Exact(),)) if isinstance(kind, Verified) else kind
         wording = Dialect(Tokens(), one.template, one.options, one.each)
         fields, new = tuple(name for name in one.row if name != "label"), 8 if kind.generates else 0
         task = Task(
-            "t", "T", kind, Metrics([Perplexity()]), fields, "label", {"d": wording},
+            "t", "T", rewarded, Metrics([Perplexity()]), fields, "label", {"d": wording},
             labels=one.labels, max_new_tokens=new,
         )  # fmt: skip
         spec = TaskSpec.of(task, "d")
@@ -109,12 +115,20 @@ def check_kind(kind: TaskKind) -> None:
         assert (made.references, made.value) == (one.references, one.value)
         if one.estimate is not None:
             assert kind.estimate(one.scores, spec.labels) == pytest.approx(one.estimate, rel=1e-9)
-    assert (kind.predicts is Of.TEXTS) == any(one.references for one in kind.examples), "texts have accepted answers"
+    assert kind.generates == any(one.references for one in kind.examples), "texts have accepted answers"
     assert (kind.predicts is Of.SCORES) == any(one.estimate is not None for one in kind.examples), (
         "no estimate is shown"
     )
-    if kind.predicts is not Of.TEXTS:
+    if not kind.generates:
         assert any(one.gold for one in kind.examples), "every example has the first option for its gold one"
+
+
+def check_reward(reward: Reward) -> None:
+    if reward.name == "reasoning_gym":
+        pytest.importorskip("reasoning_gym", reason="it comes with the extra [rewards]")
+    for row, text, value in reward.examples:
+        assert reward.of(row, text) == pytest.approx(value, rel=1e-9)
+    assert len({value for *_, value in reward.examples}) > 1, f"{reward.name} needs examples with two rewards"
 
 
 def letters(text: str, **options: Any) -> dict[str, list[int]]:
@@ -167,6 +181,11 @@ def test_an_objective_has_the_values_of_its_examples(name: str) -> None:
 @pytest.mark.parametrize("name", contract.names("task_kind"))
 def test_a_task_kind_encodes_the_rows_of_its_examples(name: str) -> None:
     check_kind(contract.member("task_kind", name))
+
+
+@pytest.mark.parametrize("name", contract.names("reward"))
+def test_a_reward_has_the_values_of_its_examples(name: str) -> None:
+    check_reward(contract.member("reward", name))
 
 
 FOLDERS = [conf_dir(), *registry.folders()]
@@ -250,6 +269,11 @@ class FirstGold(Margin):
 
 
 @dataclass(frozen=True)
+class Always(Exact):
+    examples = (({"answer": "7"}, "7", 1.0), ({"answer": "8"}, "8", 1.0))
+
+
+@dataclass(frozen=True)
 class NextOption(Classification):
     def gold(self, label: Any, labels: Sequence[Any]) -> int:
         return (labels.index(label) + 1) % len(labels)
@@ -288,6 +312,7 @@ WRONG: dict[str, tuple[Callable[[], None], str]] = {
     "a score of 1 alone": (lambda: check_metric(AllRight()), "besides 0 and 1"),
     "percent": (lambda: check_metric(Percent()), "75"),
     "no example": (lambda: check_metric(Silent()), "test_examples has no examples"),
+    "a reward for any text": (lambda: check_reward(Always()), "examples with two rewards"),
     "no example of a kind": (lambda: check_kind(Unshown()), "test_examples has no examples"),
     "a sum for a mean": (lambda: check_objective(Margin(total=True)), "-3.0"),
     "the first candidate alone": (lambda: check_objective(FirstGold()), "for its gold one"),

@@ -113,7 +113,7 @@ def test_every_metric_says_what_it_is_and_refuses_lists_of_unlike_lengths(name: 
     metric = made(name)
     assert metric.display
     assert (metric.unit, metric.unit_size) in (("%", 0.01), ("", 1.0))
-    one = {Of.TEXTS: "a", Of.LABELS: 0, Of.SCORES: 0.5, Of.LOSSES: 0.5}[metric.of]
+    one = {Of.TEXTS: "a", Of.LABELS: 0, Of.SCORES: 0.5, Of.LOSSES: 0.5, Of.REWARDS: [0.5]}[metric.of]
     for predictions, references in (([], []), ([one], []), ([one], [one, one])):
         with pytest.raises(ValueError, match="predictions for"):
             metric.compute(predictions, references)

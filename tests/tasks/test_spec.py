@@ -91,7 +91,7 @@ def test_a_malformed_task_is_named_with_its_mistake(task: dict[str, Any], messag
         ({"template": "{{ sentence | shout }}"}, r"bad template: No filter named 'shout'"),
         ({"options": [True, False]}, r"True is not text.*put it in quotes"),
         ({"options": ["Yes"]}, r"1 options and 1 labels: a task needs two or more options"),
-        ({"loss": "hinge"}, r"unknown objective 'hinge'.*candidates, f1, label_words, tokens"),
+        ({"loss": "hinge"}, r"unknown objective 'hinge'.*candidates, f1, label_words, reward, tokens"),
     ],
 )
 def test_a_malformed_dialect_is_named_with_its_mistake(wording: dict[str, Any], message: str) -> None:

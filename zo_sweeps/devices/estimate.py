@@ -7,7 +7,7 @@ from math import ceil
 from typing import NamedTuple
 
 from zo_sweeps.core.memory_parts import Part
-from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.kind import Kind, part_of
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import Precision
@@ -40,6 +40,24 @@ class ForwardRows(NamedTuple):
 NO_ROWS = ForwardRows(0, 0)
 
 
+class GeneratedRows(NamedTuple):
+    """The rows of a generation, of all points; tokens of a prompt and of an answer; numbers drawn."""
+
+    rows: float
+    prompt: int
+    new: int
+    drawn: float = 0
+
+
+NOTHING = GeneratedRows(0, 0, 0)
+
+
+def direction_numbers(arch: Arch, rank: int) -> int:
+    """Count a full space's direction: both factors of each matrix, and two norms per layer and a last one."""
+    outer = arch.inputs([ALL]) + arch.outputs([ALL]) + (1 if arch.tied else 2) * (arch.vocabulary + arch.width)
+    return rank * outer + (2 * arch.layers + 1) * arch.width
+
+
 @dataclass(frozen=True)
 class Batches:
     """The rows of a trial's largest forwards.
@@ -51,6 +69,7 @@ class Batches:
         points: points per forward of a step.
         all_logits: whether a step computes the logits of every position, not only one per text.
         longest_row: tokens of the longest row, behind which a prefix is masked; 0: `longest`.
+        generated: of the largest generation; none: nothing is generated.
     """
 
     longest: int
@@ -59,6 +78,7 @@ class Batches:
     points: int = 1
     all_logits: bool = False
     longest_row: int = 0
+    generated: GeneratedRows = NOTHING
 
     @property
     def places(self) -> float:
@@ -81,8 +101,8 @@ def memory_by_part(
 ) -> dict[Part, float]:
     """Estimate the peak bytes of a trial, by part, beyond an empty process with torch imported (RUNTIME_BYTES).
 
-    The peak is that of a step, or of the forward that scores the most rows, whichever is larger; of either, the largest
-    of the moments below.
+    The peak is that of a step, of the forward that scores the most rows, or of a generation, whichever is the largest;
+    of each, the largest of the moments below.
 
     With W = the stored weights, b = bytes per activation, N T = the tokens of a step's rows at all points, and points =
     1, q, 2, 2q per forward for the modes sequential, outer, inner, both:
@@ -129,12 +149,15 @@ def memory_by_part(
             the longest text), the logits of `part_of` the places, D b more of the gradient df/dx are added, and PEFT
             has the gradients of one layer
         scoring     W + S + F of `scored_tokens` instead of N T
+        generation  W + S + 2 b K R (L t + t / 2) + 4 drawn + F of R rows, the larger of: the prompts, t = prompt, and
+                    the last token forwarded, t = prompt + new - 1  (keys and values; of one layer twice, as they grow;
+                    factors and vectors of directions, which its forwards share; noise of sampled tokens)
         codes       M + largest * (4 + b)  (a decoded matrix, while it is multiplied)
         sparse      + trainable * (8 + b)  (indices, first values); over codes 16 + b  (where they are among the kept)
 
     where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, matrix = elements of a
     layer's largest, or of its stacked experts, largest = those of the model's largest matrix. Attention is SDPA without
-    a mask: no T x T matrix is formed, but behind a prefix. The cache of generated answers is not included.
+    a mask: no T x T matrix is formed, but behind a prefix.
 
     Estimate over the tensors alive at the peak (`devices.tensors`; a Llama of 0.3 M weights on a CPU, fp32): a step of
     texts of one length 1.00 to 1.01 in zeroth order (MeZO 1.29, whose update's noise is taken to be stored), FO-LoRA-FA
@@ -176,8 +199,10 @@ def memory_by_part(
         rank=getattr(space, "rank", 0) if trains else 0,
     )
     scoring = forwards.scoring(batches.scoring)
+    generation = forwards.generation(batches)
     if not trains:
-        return {**parts, **(scoring if batches.scoring.tokens else forwards.step(batches))}
+        forward = scoring if batches.scoring.tokens else forwards.step(batches)
+        return {**parts, **_larger(forward, generation)}
     states = update.state_copies * update.state_bits / 32 + noise_copies
     if kind.backpropagates:
         inputs = None if space.moves_base or space.sparse else arch.inputs(space.layers)
@@ -200,8 +225,13 @@ def memory_by_part(
     if updating > sum(step.values()):
         step = {Part.WORKSPACE: updating}
     parts[Part.TRAINABLE] += b * space.frozen_values(arch)
-    scores = batches.scoring.tokens and sum(scoring.values()) > sum(step.values())
-    return {**parts, **(scoring if scores else step)}
+    either = _larger(step, generation)
+    return {**parts, **(_larger(either, scoring) if batches.scoring.tokens else either)}
+
+
+def _larger(one: dict[Part, float], other: dict[Part, float]) -> dict[Part, float]:
+    """Return the moment of more bytes; of equal ones the first."""
+    return max(one, other, key=lambda moment: sum(moment.values()))
 
 
 def _matrix(arch: Arch) -> int:
@@ -249,6 +279,18 @@ class _Forwards:
         if points > 1:
             return self._largest(rows, points * batches.places, ids, written=3 * FP32 * points * self.arch.written)
         return self._largest(rows, batches.places, ids, moved, moved * head_moves)
+
+    def generation(self, batches: Batches) -> dict[Part, float]:
+        """Return the parts of a generation: the prompts' forward, or that of the last tokens, with keys and values."""
+        rows, prompt, new, drawn = batches.generated
+        arch, moments = self.arch, []
+        for length, tokens in ((prompt, prompt), (prompt + new - 1, 1)):
+            forward = self._largest(ForwardRows(rows * tokens, rows), rows, 2 * INDEX * rows * length)
+            cache = 2 * self.value_bytes * arch.kv_heads * arch.head_width * rows * length * (arch.layers + 0.5)
+            forward[Part.ACTIVATIONS] += cache
+            forward[Part.WORKSPACE] += FP32 * drawn
+            moments.append(forward)
+        return max(moments, key=lambda moment: sum(moment.values()))
 
     def _largest(
         self, rows: ForwardRows, places: float, ids: float, moved: float = 0, head: float = 0, written: float = 0

@@ -11,6 +11,8 @@ from zo_sweeps.methods.points import Point
 
 SCORED_TOKENS = 8192  # of a forward that scores dev or test, at most, padding included; one example may have more
 
+GENERATED_TOGETHER = 8  # prompts that one batch continues, at every point of its forwards
+
 
 class Mode(str, Enum):
     """The points that share a forward. Forwards per step for q two-sided queries: 2q, 2, q and 1, in this order.

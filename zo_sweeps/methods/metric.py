@@ -21,11 +21,13 @@ class Of(str, Enum):
 
     labels: indices of options; indices of the right options. texts: generated answers; lists of accepted answers.
     scores: real numbers; the right numbers. losses: -log p of every right answer, in nats; its number of tokens.
+    rewards: per row, a list of the rewards of its texts; the list of these texts.
     """
 
     LABELS = "labels"
     TEXTS = "texts"
     SCORES = "scores"
+    REWARDS = "rewards"
     LOSSES = "losses"
 
 

@@ -36,12 +36,12 @@ class Objective(Definition):
     axis: ClassVar[str] = "objective"
     bare: ClassVar[bool] = True
     differentiable: ClassVar[bool] = True  # backpropagation can train it
-    generates: ClassVar[bool] = False  # f is `of_texts`, of answers generated at one point at a time
+    generates: ClassVar[bool] = False  # f is `of_texts`, of the answers generated at each point
     masked: ClassVar[bool] = False  # reads label words at a mask: for masked models and prompts with a mask
     gold_only: ClassVar[bool] = False  # runs the forward on right answers only
     # (batch, f), worked out by hand: what the contract tests hold `loss` to, options at their defaults; the batch of
-    # one that `generates` is (texts, references). At least one; each of several examples, with an f that is not 0;
-    # where candidates are compared, one whose gold candidate is not the first.
+    # one that `generates` is (predictions, references). At least one; each of several examples, with an f that is not
+    # 0; where candidates are compared, one whose gold candidate is not the first.
     examples: ClassVar[tuple[tuple[Sequence[Any], float], ...]] = ()
 
     def fits(self, task: Task) -> str:
@@ -75,11 +75,11 @@ class Objective(Definition):
         """Return the weight of an example's term of `of_scores` in f; `length` is that of its gold answer."""
         return 1.0
 
-    def of_texts(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
+    def of_texts(self, predictions: Sequence[Any], references: Sequence[Any]) -> Tensor:
         """Return f of the answers generated at one point, [1].
 
         Args:
-            texts: one generated answer per row.
-            references: the accepted answers of each row.
+            predictions, references: of each row, as `zo_sweeps.methods.metric.Of` describes them for what the task
+                predicts: a text and its accepted answers, or the rewards of its texts and these texts.
         """
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -11,6 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+
+
+# Rows of each point in the forwards of a generation, whose finished rows have left; None: of one forward, equal groups.
+rows_of_points: ContextVar[tuple[int, ...] | None] = ContextVar("rows_of_points", default=None)
 
 
 class Theta(Enum):

@@ -31,6 +31,7 @@ PACKAGES = {
     "metric": "zo_sweeps.tasks.metrics",
     "runtime": "zo_sweeps.methods.runtimes",
     "task_kind": "zo_sweeps.tasks.kinds",
+    "reward": "zo_sweeps.tasks.rewards",
     "executor": "zo_sweeps.schedule.executors",
     "figure_kind": "zo_sweeps.tables.figure_kinds",
 }

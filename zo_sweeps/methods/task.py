@@ -52,6 +52,21 @@ class Hub(Checked):
 
 
 @dataclass(frozen=True)
+class Gym(Checked):
+    """Rows of a generator of reasoning-gym (`pip install 'zo-sweeps[rewards]'`), with other questions in each split.
+
+    Rows are numbered from 0, those with an earlier question left out: the first are test, the next dev, then train.
+    """
+
+    dataset: str = option(help="name of the generator")
+    options: Mapping[str, Any] = option(dict, "its own options")
+    seed: int = option(0, "seed of the rows", least=0)
+    train: int = option(1000, "rows to draw train from", least=1)
+    dev: int = option(200, "rows to draw dev from", least=1)
+    test: int = option(500, "rows to draw test from", least=1)
+
+
+@dataclass(frozen=True)
 class Lengths(Checked):
     """The usual lengths of a task's texts, by which a plan estimates work and memory before rows can be read.
 
@@ -74,6 +89,7 @@ class Task(Checked):
     label_field: str = option(help="column with the right answer; dots reach into nested columns")
     dialects: Mapping[str, Dialect] = option(help="its wordings; a trial uses one", identity=False)
     hub: Hub | None = option(None, "the data set on the Hugging Face hub", identity=False)
+    gym: Gym | None = option(None, "its generator of rows, in place of files and hub", identity=False)
     local: str = option("", "its folder under data.dir; defaults to its name", identity=False)
     source: Literal["", "packaged"] = option("", "packaged: the rows ship with zo_sweeps", identity=False)
     labels: tuple[Any, ...] = option((), "value of label_field for each option; defaults to 0, 1, ...")

@@ -23,7 +23,7 @@ class KindExample(NamedTuple):
         template, options, each, labels: of the task and its wording, as in YAML.
         prompt, answers: the text up to the answer, and each candidate's answer after it.
         gold, golds: index of the candidate trained on; of all right ones, if there are several.
-        references: the accepted answers. value: the right number.
+        references: the accepted answers; of a rewarded row, itself as JSON. value: the right number.
         scores, estimate: a score per option, and the number that is predicted from them.
     """
 
@@ -56,7 +56,17 @@ class TaskKind(Definition):
     @property
     def generates(self) -> bool:
         """Whether answers are generated."""
-        return self.predicts is Of.TEXTS
+        return self.predicts in (Of.TEXTS, Of.REWARDS)
+
+    @property
+    def samples(self) -> int:
+        """Texts generated per row."""
+        return 1
+
+    @property
+    def temperature(self) -> float:
+        """The temperature at which they are drawn; 0: the most likely token is taken."""
+        return 0.0
 
     def labels(self, task: Task, dialect: Dialect) -> tuple[Any, ...]:
         """Return each option's value in the label column; () for kinds without such values."""

@@ -6,18 +6,29 @@ Shapes: N rows, T tokens, D hidden width, K chosen positions, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.memory_parts import Part, continue_as, counted_as
 from zo_sweeps.methods.arch import ALL
+from zo_sweeps.methods.evaluation import GENERATED_TOGETHER
+from zo_sweeps.methods.points import rows_of_points
 from zo_sweeps.methods.space import PREFIX_LENGTH
 from zo_sweeps.models import families
 from zo_sweeps.models.checkpoint import front_of
 from zo_sweeps.models.package import Package
 from zo_sweeps.models.projection import features, logits_of
+
+Choose = Callable[[Sequence[int], int, Tensor], Tensor]
+
+FILLED = 64  # rows from which on a CPU multiplies a batch of more no faster per row
 
 
 class CausalModel:
@@ -97,23 +108,39 @@ class CausalModel:
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int = 50,
         stop_ids: Iterable[int] | None = None,
-        batch_size: int = 8,
+        batch_size: int = GENERATED_TOGETHER,
+        points: int = 1,
+        choose: Choose | None = None,
     ) -> list[str]:
         """Continue `prompts` (token ids, with their BOS) greedily up to a stop token; return the new texts, stripped.
 
-        A batch is padded on the left and masked, so that a continuation does not depend on the other prompts (up to
-        ties within rounding). Prompts of similar length share a batch. Raises ValueError if a prompt and its new tokens
-        exceed the model's positions.
+        Prompts of similar length share a batch, padded on the left and masked where their lengths differ, so that a
+        continuation does not depend on the other prompts and points (up to ties within rounding). A batch of FILLED
+        rows or more is of one length, without padding.
+
+        Args:
+            batch_size: prompts continued together, at every point.
+            points: P, of those that the model's space holds; the texts are those of the first, then of the second, ...
+            choose: (numbers of the prompts in a batch, tokens generated so far, logits [N, V]) -> scores [N, V], of
+                which the highest is taken; None: the logits.
+
+        Raises ValueError if a prompt and its new tokens exceed the model's positions.
         """
         stops = sorted(set(self.stop_ids if stop_ids is None else stop_ids))
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
-        texts = [""] * len(prompts)
-        for start in range(0, len(order), batch_size):  # the longest prompts first
-            chunk = order[start : start + batch_size]
-            rows = self._continued([prompts[i] for i in chunk], max_new_tokens, eos_token_id=stops or None)
-            for i, row in zip(chunk, rows, strict=True):
-                length = next((n for n, token in enumerate(row) if token in stops), len(row))
-                texts[i] = self.tokenizer.decode(row[:length], skip_special_tokens=True).strip()
+        batches: list[list[int]] = []
+        for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True):  # the longest prompts first
+            last = batches[-1] if batches else []
+            padded = bool(last) and len(prompts[last[0]]) > len(prompts[i])
+            if not last or len(last) == batch_size or (padded and points * len(last) >= FILLED):
+                batches.append([])
+            batches[-1].append(i)
+        texts = [""] * (points * len(prompts))
+        for chunk in batches:
+            pick = None if choose is None else partial(_of_prompts, choose, chunk)
+            rows = self._continued([prompts[i] for i in chunk] * points, max_new_tokens, stops, pick, points)
+            places = [point * len(prompts) + i for point in range(points) for i in chunk]
+            for i, row in zip(places, rows, strict=True):
+                texts[i] = self.tokenizer.decode(row, skip_special_tokens=True).strip()
         return texts
 
     def prompt(self, text: str) -> list[int]:
@@ -121,50 +148,80 @@ class CausalModel:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return [*self.front, *ids]
 
-    def generate_exactly(
-        self, prompt: Sequence[int], new_tokens: int, choose: Callable[[Tensor, Tensor], Tensor] | None = None
-    ) -> list[int]:
+    def generate_exactly(self, prompt: Sequence[int], new_tokens: int, choose: Choose | None = None) -> list[int]:
         """Return the continuation of `prompt` (token ids) by exactly `new_tokens` tokens, for timing.
 
         Args:
-            choose: (tokens so far [1, T], logits [1, V]) -> scores [1, V], of which the highest is taken; None: the
-                logits.
+            choose: as for `generate`, of one row.
 
         Raises ValueError if they exceed the model's positions.
         """
-        options = {"min_new_tokens": new_tokens, "eos_token_id": self.eos_id}
-        return self._continued([prompt], new_tokens, choose, **options)[0]
 
+        def chosen(rows: Sequence[int], token: int, logits: Tensor) -> Tensor:
+            if self.eos_id is not None:
+                logits[:, self.eos_id] = -torch.inf
+            return logits if choose is None else choose(rows, token, logits)
+
+        return self._continued([prompt], new_tokens, choose=chosen)[0]
+
+    @torch.inference_mode()
     def _continued(
         self,
         prompts: Sequence[Sequence[int]],
         new_tokens: int,
-        choose: Callable[[Tensor, Tensor], Tensor] | None = None,
-        **options: Any,
+        stops: Sequence[int] = (),
+        choose: Choose | None = None,
+        points: int = 1,
     ) -> list[list[int]]:
-        """Return the tokens that greedy generation appends to each prompt, as one batch padded on the left."""
-        from transformers import GenerationConfig, LogitsProcessorList
+        """Return the tokens that greedy generation appends to each prompt, in one batch, without the token of `stops`.
 
+        A row that has its stop leaves the batch, with its keys and values.
+
+        Args:
+            choose: as for `generate`, of the rows that are left.
+            points: P; the prompts are P equal groups.
+        """
         longest = max(map(len, prompts))
         if longest + new_tokens > self.max_positions:
             raise ValueError(f"{longest} prompt and {new_tokens} new tokens exceed {self.max_positions} positions")
-        config = GenerationConfig(
-            max_new_tokens=new_tokens, do_sample=False, num_beams=1, use_cache=True, pad_token_id=self.pad_id, **options
-        )
-        ids = torch.full((len(prompts), longest), self.pad_id, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for n, prompt in enumerate(prompts):
-            ids[n, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-            mask[n, longest - len(prompt) :] = 1
-        device, module = next(self.module.parameters()).device, self.module
-        with torch.inference_mode():
-            output: Tensor = module.generate(  # type: ignore[operator]  # of transformers' mixin
-                input_ids=ids.to(device),
-                attention_mask=mask.to(device),
-                generation_config=config,
-                logits_processor=LogitsProcessorList([] if choose is None else [choose]),
-            )
-        continuations: list[list[int]] = output[:, longest:].tolist()
+        device = next(self.module.parameters()).device
+        base: Any = self.module.base_model
+        padded = [[self.pad_id] * (longest - len(prompt)) + [*prompt] for prompt in prompts]
+        ids = torch.tensor(padded, device=device)
+        lengths = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
+        # Without padding attention takes the causal path, and every model counts positions by its cache.
+        mask = None if lengths.min() == longest else torch.arange(longest, device=device) >= longest - lengths
+        counts = "position_ids" in signature(base.forward).parameters  # others count positions by the mask
+        continuations: list[list[int]] = [[] for _ in prompts]
+        rows, last = torch.arange(len(prompts), device=device), torch.tensor(stops, device=device)
+        own, cache = len(prompts) // points, None
+        for step in range(new_tokens):
+            options = {}
+            if mask is not None:
+                options["attention_mask"] = mask.long()
+                if counts:
+                    options["position_ids"] = (mask.long().cumsum(1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
+            with _at_points(rows, own, points), counted_as(Part.ACTIVATIONS):
+                output = base(input_ids=ids, past_key_values=cache, use_cache=True, **options)
+                continue_as(Part.LOGITS)
+                scores = self.head(output.last_hidden_state[:, -1]).float()
+                if choose is not None:
+                    scores = choose(rows.tolist(), step, scores)
+            cache, chosen = output.past_key_values, scores.argmax(-1)
+            going = ~torch.isin(chosen, last)
+            for row, token, goes in zip(rows.tolist(), chosen.tolist(), going.tolist(), strict=True):
+                if goes:
+                    continuations[row].append(token)
+            left = going.nonzero()[:, 0]
+            if not len(left) or step + 1 == new_tokens:
+                break
+            if mask is not None:
+                mask = F.pad(mask, (0, 1), value=True)
+            if len(left) < len(rows):
+                cache.batch_select_indices(left)
+                rows, chosen = rows[left], chosen[left]
+                mask = None if mask is None else mask[left]
+            ids = chosen[:, None]
         return continuations
 
     @property
@@ -231,6 +288,21 @@ class CausalModel:
         base: Any = self.module.base_model
         states: Tensor = base(input_ids=apart, use_cache=False).last_hidden_state
         return states[text, positions]
+
+
+def _of_prompts(choose: Choose, prompts: Sequence[int], rows: Sequence[int], token: int, logits: Tensor) -> Tensor:
+    return choose([prompts[row % len(prompts)] for row in rows], token, logits)
+
+
+@contextmanager
+def _at_points(rows: Tensor, own: int, points: int) -> Iterator[None]:
+    """Tell the layers, within the block, how many of these rows each point has; it began with `own` of them."""
+    counted = torch.bincount(rows.div(own, rounding_mode="floor"), minlength=points)
+    token = rows_of_points.set(tuple(counted.tolist()))
+    try:
+        yield
+    finally:
+        rows_of_points.reset(token)
 
 
 def own_text(positions: Tensor) -> Tensor:

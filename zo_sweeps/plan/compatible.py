@@ -145,9 +145,6 @@ def _objective(config: TrialConfig) -> Iterator[str]:
         yield f"train.objective={trained.name} generates for one minibatch a step, and {several}"
     if trained.generates and config.method.kind.estimates and config.perturbation.reads is Reads.DATA:
         yield f"train.objective={trained.name} generates, and perturbation={config.perturbation.name} reads one forward"
-    if trained.generates and config.evaluation.mode.batched:
-        mode = config.evaluation.mode.value
-        yield f"train.objective={trained.name} generates at one point: evaluation.mode must be sequential, not {mode}"
 
 
 def _measuring(config: TrialConfig) -> Iterator[str]:

@@ -13,10 +13,19 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zo_sweeps.core.memory_parts import Part
-from zo_sweeps.devices.estimate import RUNTIME_BYTES, Batches, ForwardRows, finding_memory, memory_by_part
+from zo_sweeps.devices.estimate import (
+    NOTHING,
+    RUNTIME_BYTES,
+    Batches,
+    ForwardRows,
+    GeneratedRows,
+    direction_numbers,
+    finding_memory,
+    memory_by_part,
+)
 from zo_sweeps.engine.packing import CAPACITY, MULTIPLE, grouped, pack, padded_to
-from zo_sweeps.methods.arch import ALL
-from zo_sweeps.methods.evaluation import SCORED_TOKENS
+from zo_sweeps.methods.arch import ALL, Arch
+from zo_sweeps.methods.evaluation import GENERATED_TOGETHER, SCORED_TOKENS
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.tasks import local_rows
 from zo_sweeps.tasks.chat import chat_of
@@ -225,7 +234,15 @@ def memory_of(
     points = config.evaluation.points_per_forward(config.estimator.budget) if kind.estimates else 1
     parts: Mapping[Part, float] = memory_by_part(
         arch,
-        Batches(longest, stepped, scored, points, kind.trains and train.logits == "all", longest_row),
+        Batches(
+            longest,
+            stepped,
+            scored,
+            points,
+            kind.trains and train.logits == "all",
+            longest_row,
+            _generated(config, arch, longest, points),
+        ),
         kind,
         precision,
         space,
@@ -242,7 +259,25 @@ def memory_of(
     return RUNTIME_BYTES + max(peak, finding), parts if peak >= finding else {}, client
 
 
+def _generated(config: TrialConfig, arch: Arch, longest: int, points: int) -> GeneratedRows:
+    """Return the rows of the trial's largest generation: of dev and test, or of a step at all points of a forward."""
+    kind, train, task, new = config.method.kind, config.train, config.task.kind, config.task.max_new_tokens
+    if kind.generates or not task.generates:
+        return NOTHING
+    rows, drawn = min(task.samples * max(config.split.dev, config.split.test), GENERATED_TOGETHER), 0.0
+    if kind.estimates and _objective(config).generates:
+        rows = max(rows, points * min(task.samples * (train.batch or 1), GENERATED_TOGETHER))
+        if points > 1 and config.space.moves_base:
+            drawn = points * direction_numbers(arch, getattr(config.perturbation, "rank", 1))
+    if task.temperature:
+        drawn += GENERATED_TOGETHER * arch.vocabulary  # a text's noise is that of all points
+    return GeneratedRows(rows, longest, new, drawn)
+
+
 def gold_only(config: TrialConfig) -> bool:
     """Return whether a step forwards a row's right candidate alone."""
-    objective: Any = config.own_objective or config.task.wording(config.prompt.name).loss
-    return bool(objective.gold_only)
+    return bool(_objective(config).gold_only)
+
+
+def _objective(config: TrialConfig) -> Any:
+    return config.own_objective or config.task.wording(config.prompt.name).loss

@@ -257,12 +257,11 @@ def nucleus_token(logits: Tensor, top_p: float, u: Tensor) -> Tensor:
     return tokens.gather(-1, place)[:, 0]
 
 
-def drawn_alone(top_p: float, seed: int, input_ids: Tensor, scores: Tensor) -> Tensor:
+def drawn_alone(top_p: float, seed: int, rows: Sequence[int], token: int, scores: Tensor) -> Tensor:
     """Return scores whose highest is at the token drawn from the nucleus of `scores`.
 
-    With the addressed uniform number of (seed, number of tokens so far): the same again in every round and run.
+    With the addressed uniform number of (seed, tokens generated so far): the same again in every round and run.
     """
-    rows, before = input_ids.shape
-    u = noise.uniform(NoiseKey(seed, before, 0), "nucleus", torch.Size((rows,)), scores.device)
-    token = nucleus_token(scores, top_p, u)
-    return torch.full_like(scores, -torch.inf).scatter_(-1, token[:, None], 0)
+    u = noise.uniform(NoiseKey(seed, token, 0), "nucleus", torch.Size((len(rows),)), scores.device)
+    drawn = nucleus_token(scores, top_p, u)
+    return torch.full_like(scores, -torch.inf).scatter_(-1, drawn[:, None], 0)

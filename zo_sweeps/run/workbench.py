@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.replay import digest
+from zo_sweeps.engine.sampling import Sampler
 from zo_sweeps.engine.score import Scored, forwards, score
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Scores, of_batch
@@ -40,9 +41,11 @@ from zo_sweeps.run.recorder import Recorder
 from zo_sweeps.tasks.chat import chat_of
 from zo_sweeps.tasks.data import Row, digest_rows, load_splits
 from zo_sweeps.tasks.encode import Demonstrator, EncodedExample, demonstration, encode, encode_masked
+from zo_sweeps.tasks.kinds.verified import Verified
 from zo_sweeps.tasks.local_rows import facts, mark
-from zo_sweeps.tasks.scoring import ModelAnswers, cut, evaluate, right
+from zo_sweeps.tasks.scoring import ModelAnswers, compared, cut, evaluate, right
 from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.tasks.verifier import Verifier
 
 
 @dataclass
@@ -178,6 +181,7 @@ class Workbench:
             self.device = self.devices[0]
         self.scorer: Callable[[Sequence[EncodedExample]], Scored] | None = None
         self.began_elsewhere = False
+        self._verifier: Verifier | None = None
 
     def load(self) -> None:
         """Load the model, and the rows if the kind has any."""
@@ -279,9 +283,12 @@ class Workbench:
         return found if self.config.estimator.owns_rows else found[0]
 
     def of_texts(self, step: int, points: int) -> torch.Tensor:
-        """Return the objective of the answers generated for the step's examples, [1]."""
-        examples = self.examples_of(step)
-        return self.objective.of_texts(self._generated(examples), [example.references for example in examples])
+        """Return the objective of the answers to the step's examples at P points, [P]: rows of one generation."""
+        examples, spec = self.examples_of(step), self.splits.spec
+        texts, own = self._generated(examples, step, points), len(examples) * spec.kind.samples
+        of_point = [self._rewarded(examples, texts[start : start + own]) for start in range(0, len(texts), own)]
+        pairs = [compared(spec.kind.predicts, spec, examples, answers) for answers in of_point]
+        return torch.cat([self.objective.of_texts(*pair) for pair in pairs])
 
     def scored(self, examples: Sequence[EncodedExample]) -> Scored:
         """Score the candidates of examples with the current weights; nothing is generated."""
@@ -301,10 +308,9 @@ class Workbench:
     def score(self, examples: Sequence[EncodedExample]) -> Scores:
         """Score examples with the current weights."""
         spec = self.splits.spec
-        generates = spec.kind.generates
         loss, choices, scores = self.scored(examples)
-        texts = self._generated(examples) if generates else ()
-        answers = ModelAnswers(choices, scores, texts)
+        texts = self._generated(examples) if spec.kind.generates else ()
+        answers = replace(self._rewarded(examples, texts), choices=choices, scores=scores)
         metrics = evaluate(spec, examples, answers)
         return Scores(loss, metrics[spec.metrics[0].name], metrics, right(spec, examples, answers))
 
@@ -329,8 +335,28 @@ class Workbench:
         collated = partial(collate, pad_id=self.model.pad_id, gold_only=gold_only, shared=shared)
         return max(groups, key=lambda of: collated(of).input_ids.numel())
 
-    def _generated(self, examples: Sequence[EncodedExample]) -> list[str]:
-        """Generate an answer for each example, up to the task's stop, or in a chat to the end of the turn.
+    def _rewarded(self, examples: Sequence[EncodedExample], texts: Sequence[str]) -> ModelAnswers:
+        """Return the texts generated for examples, with their rewards if the task has any; nothing else is filled in.
+
+        Raises UserError for a text without a reward, unless that counts as 0.
+        """
+        kind = self.splits.spec.kind
+        if not isinstance(kind, Verified):
+            return ModelAnswers((), (), texts)
+        if self._verifier is None:
+            zero = kind.errors == "zero"
+            self._verifier = Verifier(kind.rewards, kind.seconds, zero, self.config.members)
+        rows = [example.references[0] for example in examples for _ in range(kind.samples)]
+        rewards = [self._verifier.of(row, text) for row, text in zip(rows, texts, strict=True)]
+        if self._verifier.errors and self.recorder.test is None:  # later texts are generated to be measured alone
+            self.recorder.measured["reward_errors"] = float(self._verifier.errors)
+        starts = range(0, len(rewards), kind.samples)
+        return ModelAnswers((), (), texts, [rewards[start : start + kind.samples] for start in starts])
+
+    def _generated(self, examples: Sequence[EncodedExample], step: int = 0, points: int = 1) -> list[str]:
+        """Generate the answers of each example in turn, up to the task's stop, or in a chat to the end of the turn.
+
+        At several points, all answers of the first come first.
 
         The stop defaults to a newline (MeZO's rule). Any other stop is searched for in the decoded text; generation
         itself ends early only if that stop is a single token.
@@ -342,7 +368,10 @@ class Workbench:
         elif stop not in ("", "\n"):
             last = tokenizer.encode(stop, add_special_tokens=False)[-1:]
             stop_ids = [*(last if tokenizer.decode(last) == stop else []), *eos]
-        texts = self.model.generate([list(e.prompt_ids) for e in examples], spec.max_new_tokens, stop_ids)
+        temperature = spec.kind.temperature
+        choose = Sampler(self.config.seed, step, temperature) if temperature else None
+        prompts = [list(example.prompt_ids) for example in examples for _ in range(spec.kind.samples)]
+        texts = self.model.generate(prompts, spec.max_new_tokens, stop_ids, points=points, choose=choose)
         return texts if stop_ids is None else [cut(text, stop) for text in texts]
 
     def _mask(self, layers: Sequence[str]) -> Found:

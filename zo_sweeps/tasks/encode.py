@@ -80,7 +80,7 @@ class EncodedExample:
     Args:
         candidates: one sequence per option; for generation a single one, with the answer trained on.
         gold: index of the right candidate, the one trained on.
-        references: accepted answers (generation only).
+        references: accepted answers, or the row as JSON if its texts are rewarded (generation only).
         prompt_ids: the prompt alone, from which generation starts.
         text: the prompt as text.
         golds: indices of all right candidates; several in ReCoRD.

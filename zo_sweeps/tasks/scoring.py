@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.methods.metric import Of
+from zo_sweeps.methods.reward import PASS
 from zo_sweeps.tasks.encode import EncodedExample
 from zo_sweeps.tasks.metrics.squad_f1 import words
 from zo_sweeps.tasks.spec import TaskSpec
@@ -21,12 +22,14 @@ class ModelAnswers:
         choices: index of each row's best candidate.
         scores: mean log-probability per answer token of each row's candidates (of the right one alone, if the task
             generates).
-        texts: generated answers, cut at the task's stop; () for the other kinds.
+        texts: generated answers, cut at the task's stop; () for the other kinds. Of rewarded ones, each row's in turn.
+        rewards: of each row's texts, if they are rewarded.
     """
 
     choices: Sequence[int]
     scores: Sequence[Sequence[float]]
     texts: Sequence[str] = ()
+    rewards: Sequence[Sequence[float]] = ()
 
 
 def evaluate(spec: TaskSpec, examples: Sequence[EncodedExample], answers: ModelAnswers) -> dict[str, float]:
@@ -37,15 +40,19 @@ def evaluate(spec: TaskSpec, examples: Sequence[EncodedExample], answers: ModelA
     """
     if any(math.isnan(score) for scores in answers.scores for score in scores):
         return {metric.name: math.nan for metric in spec.metrics}
-    return {metric.name: metric.compute(*_compared(metric.of, spec, examples, answers)) for metric in spec.metrics}
+    return {metric.name: metric.compute(*compared(metric.of, spec, examples, answers)) for metric in spec.metrics}
 
 
-def _compared(
+def compared(
     of: Of, spec: TaskSpec, examples: Sequence[EncodedExample], answers: ModelAnswers
 ) -> tuple[list[Any], list[Any]]:
     """Return the (predictions, references) that a metric of this sort compares."""
     if of is Of.TEXTS:
         return list(answers.texts), [example.references for example in examples]
+    if of is Of.REWARDS:
+        samples = spec.kind.samples
+        rows = range(0, len(answers.texts), samples)
+        return list(answers.rewards), [list(answers.texts[row : row + samples]) for row in rows]
     if of is Of.SCORES:
         estimates = [spec.kind.estimate(scores[: len(spec.labels)], spec.labels) for scores in answers.scores]
         return estimates, [example.value for example in examples]
@@ -62,12 +69,14 @@ def _compared(
 def right(spec: TaskSpec, examples: Sequence[EncodedExample], answers: ModelAnswers) -> list[bool]:
     """Return whether each prediction is right: one of the right options, or the words of an accepted answer.
 
-    [] for a task that predicts numbers.
+    [] for a task that predicts numbers. Of rewarded texts, the first of a row passes.
     """
     predicts = spec.kind.predicts
     if predicts is Of.TEXTS:
         accepted = ([words(reference) for reference in example.references] for example in examples)
         return [words(text) in one for text, one in zip(answers.texts, accepted, strict=True)]
+    if predicts is Of.REWARDS:
+        return [rewards[0] >= PASS for rewards in answers.rewards]
     if predicts is Of.LABELS:
         return [p == e.gold or p in e.golds for p, e in zip(answers.choices, examples, strict=True)]
     return []

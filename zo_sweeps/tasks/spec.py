@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.methods.metric import Metrics
+from zo_sweeps.methods.metric import Metrics, Of
 from zo_sweeps.methods.objective import Objective
 from zo_sweeps.methods.task import CHAT, Dialect, Task
 from zo_sweeps.methods.task_kind import TaskKind
@@ -159,7 +160,9 @@ class TaskSpec:
         return tuple(i for i, item in enumerate(row[self.each]) if item in answers)
 
     def references(self, row: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the accepted answers of a generation row; () for the other kinds."""
+        """Return the accepted answers of a generation row, or a rewarded row as JSON; () for the other kinds."""
+        if self.kind.predicts is Of.REWARDS:
+            return (json.dumps({column: row[column] for column in self.columns}, default=str),)
         return self.kind.references(self._label(row))
 
     def value(self, row: Mapping[str, Any]) -> float | None:

@@ -42,7 +42,15 @@ def test_every_member_runs_in_a_program_or_says_in_a_line_why_not(axis: str) -> 
         assert not why.endswith(".")
 
 
-OF_OTHERS = {"schedule", "metric", "executor", "task_kind", "runtime", "figure_kind"}  # the host computes them
+OF_OTHERS = {
+    "schedule",
+    "metric",
+    "reward",
+    "executor",
+    "task_kind",
+    "runtime",
+    "figure_kind",
+}  # the host computes them
 
 
 def test_axes_of_the_host_have_no_reason() -> None:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.engine import linear, noise
-from zo_sweeps.engine.layers.wrapped import PointLinear, Wrapped, grouped, initial_key, ungrouped
+from zo_sweeps.engine.layers.wrapped import PointLinear, Wrapped, initial_key
+from zo_sweeps.engine.rows import grouped, ungrouped
 from zo_sweeps.methods.points import NoiseKey
 
 

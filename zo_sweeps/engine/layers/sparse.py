@@ -14,6 +14,7 @@ from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine import linear
 from zo_sweeps.engine.layers.weight_only import Entries, WeightOnly
 from zo_sweeps.engine.masks import Lazily, Masks
+from zo_sweeps.engine.rows import sizes
 from zo_sweeps.methods.space import InstalledSpace
 
 # PyTorch warns once per process that CSR tensors are in beta; our tests compare the product with dense weights.
@@ -219,7 +220,11 @@ class _Layer:
         x = linear.inputs(self.layer, x)
         with counted_as(Part.SPARSE):
             added = points - self.place.read(self.index).float()
-        for y_p, x_p, values in zip(y.view(len(points), -1, out), x.reshape(len(points), -1, into), added, strict=True):
+        y, x = y.view(-1, out), x.reshape(-1, into)
+        own = sizes(len(points), len(y))
+        for y_p, x_p, values in zip(y.split(own), x.split(own), added, strict=True):
+            if not len(x_p):
+                continue
             with counted_as(Part.SPARSE):
                 matrix = self._matrix(values)
             self._add_product(y_p, x_p, matrix)

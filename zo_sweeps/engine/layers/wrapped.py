@@ -23,8 +23,8 @@ def initial_key(seed: int) -> NoiseKey:
 class PointLinear(nn.Module):
     """A frozen Linear (or Conv1D) with trained parts that can hold P points.
 
-    `points` maps a part to [P, ...] values; the rows of x are then P equal groups and group p uses the p-th values, in
-    one forward: the P-RGE loops. Empty: theta itself. W is multiplied once, whatever P is.
+    `points` maps a part to [P, ...] values; the rows of x are then P groups (`engine.rows`) and group p uses the p-th
+    values, in one forward: the P-RGE loops. Empty: theta itself. W is multiplied once, whatever P is.
     """
 
     parts: tuple[str, ...] = ()  # attribute names of the trained parts
@@ -38,21 +38,6 @@ class PointLinear(nn.Module):
         """Return the values of a part, [P, *shape]; P = 1 for theta."""
         value: Tensor = self.points[part] if part in self.points else getattr(self, part).unsqueeze(0)
         return value
-
-
-def grouped(x: Tensor, points: int) -> Tensor:
-    """Return rows [N, ..., D] as equal groups, one per point, [P, N / P * ..., D].
-
-    Without a computed shape: `torch.export` could not tell that it holds for every number of tokens.
-    """
-    groups: Tensor = x.unflatten(0, (points, -1))
-    return groups.flatten(1, -2)
-
-
-def ungrouped(y: Tensor, x: Tensor) -> Tensor:
-    """Return groups [P, N / P * ..., D] as rows with the leading shape of `x`."""
-    groups: Tensor = y.unflatten(1, (-1, *x.shape[1:-1]))
-    return groups.flatten(0, 1)
 
 
 class Wrapped(InstalledSpace):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from zo_sweeps.methods.metric import Of
 from zo_sweeps.methods.objective import Objective
 from zo_sweeps.methods.registry import member
 
@@ -25,11 +26,11 @@ class F1(Objective):
     gold_only: ClassVar[bool] = True
 
     def fits(self, task: Task) -> str:
-        return "" if task.kind.generates else "it scores generated answers, and the task has options"
+        return "" if task.kind.predicts is Of.TEXTS else "it needs accepted answers, and the task has none"
 
-    def of_texts(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
+    def of_texts(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
         import torch
 
         metric: Any = member("metric", "squad_f1")()
-        scores = [metric.of_row(text, accepted) for text, accepted in zip(texts, references, strict=True)]
+        scores = [metric.of_row(text, accepted) for text, accepted in zip(predictions, references, strict=True)]
         return torch.tensor([-sum(scores) / len(scores)])

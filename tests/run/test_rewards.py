@@ -1,0 +1,191 @@
+"""Trials of tasks whose texts are rewarded, from the texts to what is recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.run.common import Events, make, measured, run
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ScoredTest, Steps
+from zo_sweeps.core.trial import TrialState
+from zo_sweeps.engine.replay import digest
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models.causal import CausalModel
+from zo_sweeps.models.identity import status
+from zo_sweeps.plan.planned_memory import memory_of
+from zo_sweeps.run.run_trial import run_trial
+from zo_sweeps.run.workbench import Workbench
+from zo_sweeps.session.export import replayed
+from zo_sweeps.tasks.kinds.verified import Verified
+from zo_sweeps.tasks.rewards.exact import Exact
+
+pytestmark = pytest.mark.multiprocess
+
+VOWELS = '''
+from dataclasses import dataclass
+
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.reward import Reward
+
+
+@dataclass(frozen=True)
+class Vowels(Reward):
+    """Share of a text's characters that are a or e, and 1 more for a row of which the answer is absent."""
+
+    examples = (({"answer": "7"}, "abc", 1 / 3), ({"answer": ""}, "eat", 5 / 3))
+
+    fails: bool = option(False, "raise")
+
+    def of(self, row, text):
+        if self.fails:
+            raise ValueError(text)
+        return sum(one in "ae" for one in text) / max(len(text), 1) + (not row["answer"])
+'''
+SUMS = ["task=demo_sums", "train.objective=reward", "train.max_length=64", "method=mezo", "space=lora_fa"]
+FEW = [
+    "train.steps=2",
+    "train.batch=3",
+    "split.train=8",
+    "split.dev=3",
+    "split.test=3",
+    "update.lr=1e-2",
+    "estimator.q=1",
+]
+
+
+def given(folder: Path, kind: str, *overrides: str) -> Any:
+    (folder / "reward").mkdir(exist_ok=True)
+    (folder / "reward" / "vowels.py").write_text(VOWELS)
+    return make(*SUMS, *FEW, f"task.kind={kind}", *overrides, folders=[str(folder)])
+
+
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[list[int]], list[str]]]:
+    """(prompts, texts) of every generation from now on."""
+    seen: list[tuple[list[list[int]], list[str]]] = []
+    generate = CausalModel.generate
+
+    def spy(model: CausalModel, prompts: Sequence[Any], *args: Any, **options: Any) -> list[str]:
+        texts = generate(model, prompts, *args, **options)
+        seen.append((list(prompts), texts))
+        return texts
+
+    monkeypatch.setattr(CausalModel, "generate", spy)
+    return seen
+
+
+def test_a_step_s_losses_are_its_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = "{name: verified, rewards: [{name: vowels, weight: 2.0}], temperature: 1.0, samples: 2}"
+    metrics = "task.metric=[reward,length,{name: pass_at_k, k: 2}]"
+    seen = spied(monkeypatch)
+    outcome, journal = run(given(tmp_path, kind, metrics))
+    assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
+    steps = [event for event in journal if isinstance(event, Steps)]
+    losses = [loss for event in steps for loss in event.losses]
+    points = [one for one in seen if len(one[0]) == 6]  # three rows, two texts each; dev and test come last
+    assert [len(prompts) for prompts, _ in seen].count(6) == len(seen)
+    for step, loss in enumerate(losses):
+        (prompts, plus), (_, minus) = points[2 * step : 2 * step + 2]
+        assert prompts[0] == prompts[1] != prompts[2]
+        assert plus[0] != plus[1], "two texts of a prompt have noise of their own"
+        assert loss == pytest.approx(-2 * sum(vowels(text) for text in plus + minus) / 12, rel=1e-6)
+    assert {"test/reward", "test/length", "test/pass_at_k", "dev/reward"} <= {*outcome.metrics}
+    assert outcome.metrics["test/metric"] == outcome.metrics["test/reward"] > 0
+
+
+def test_sampled_rewards_are_the_same_in_one_generation_alone_after_a_kill_amid_a_step_and_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = "{name: verified, rewards: [vowels], temperature: 1.0, samples: 2}"
+    more = ("method=prge", "estimator.q=2", "estimator.eps=0.1", "train.eval_every=1", "split.dev=2", "split.test=2")
+    both, alone = (given(tmp_path, kind, *more, f"evaluation.mode={mode}") for mode in ("both", "sequential"))
+    outcome, journal = run(both)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
+    assert all(coef for event in journal if isinstance(event, Steps) for coefs in event.coefs for coef in coefs)
+    assert measured(*run(alone)) == measured(outcome, journal)
+
+    rewarded, calls = Workbench._rewarded, count(1)
+
+    def killed(*args: Any) -> Any:
+        if next(calls) == 8:  # dev, four points of step 1, dev, and the second point of step 2
+            raise SystemExit
+        return rewarded(*args)
+
+    monkeypatch.setattr(Workbench, "_rewarded", killed)
+    events = Events()
+    with pytest.raises(SystemExit):
+        run_trial(alone, events, [], 1, lambda: False)
+    monkeypatch.undo()
+    assert [event.last for event in events if isinstance(event, Steps)] == [1]
+    assert measured(*run(alone, list(events), attempt=2)) == measured(outcome, journal)
+
+    (test,) = (event for event in journal if isinstance(event, ScoredTest))
+    with replayed(both, journal, test.step) as (_, space):
+        assert test.step
+        assert digest(space.params) == test.weights
+
+
+def test_the_texts_of_a_prompt_and_their_noise_are_in_the_memory_that_a_trial_is_planned_with(tmp_path: Path) -> None:
+    one = ("split.dev=1", "split.test=1", "train.batch=1", "model=demo")
+    config = TrialConfig.of(given(tmp_path, "{name: verified, rewards: [exact]}", *one).config)
+    model = status(config.model)
+    assert model.arch is not None
+
+    def planned(samples: int, temperature: float = 1.0, new: int = 450) -> int:
+        kind = Verified((Exact(),), temperature, samples)
+        task = replace(config.task, kind=kind, max_new_tokens=new)
+        return memory_of(replace(config, task=task), model, None, 50, 1)[0]
+
+    grown = {samples: planned(samples) - planned(samples, new=400) for samples in (1, 4, 20)}
+    assert grown[4] == pytest.approx(4 * grown[1], rel=0.01)
+    assert grown[20] == pytest.approx(8 * grown[1], rel=0.01), "eight texts share a batch"
+    assert planned(1) - planned(1, temperature=0.0) == 4 * 8 * model.arch.vocabulary
+
+
+def vowels(text: str) -> float:
+    return sum(one in "ae" for one in text) / max(len(text), 1)
+
+
+def test_rewards_that_raise_fail_the_trial_or_count_as_zero(tmp_path: Path) -> None:
+    kind = "{name: verified, rewards: [{name: vowels, fails: true}], errors: %s}"
+    outcome, _ = run(given(tmp_path, kind % "fail"))
+    assert outcome.state is TrialState.FAILED
+    assert "its reward raised ValueError: " in outcome.error
+    assert "\n" not in outcome.error
+    outcome, _ = run(given(tmp_path, kind % "zero"))
+    assert outcome.state is TrialState.SUCCEEDED, outcome.error
+    assert outcome.metrics["test/reward"] == 0
+    assert outcome.metrics["reward_errors"] == 2 * 2 * 3 + 3 + 3  # points of two steps, dev and test
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["task.kind=verified"], "a verified task needs a reward"),
+        (["task.kind={name: verified, rewards: [exact], samples: 2}"], "kind.samples=2 texts of a prompt are all the"),
+        (["task.metric=[{name: pass_at_k, k: 3}]"], "k=3, and the task has 1 texts per prompt"),
+        (["task.metric=squad_f1"], "it is computed from texts, but a verified task predicts rewards"),
+        (["train.objective=f1"], "f1.*it needs accepted answers, and the task has none"),
+        (["task=demo_remarks"], "it needs rewards, and the task has none"),
+        (["method=fo_full"], "train.objective=reward is not differentiable"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: list[str], why: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        make(*SUMS, *FEW, *overrides)
+
+
+def test_the_sums_are_each_once_and_right() -> None:
+    from zo_sweeps.tasks import data
+
+    folder = Path(data.__file__).parent / "sums"
+    rows = [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    assert {(row["a"], row["b"]) for row in rows} == {(a, b) for a in range(10) for b in range(10)}
+    assert len(rows) == 100
+    assert all(row["answer"] == str(row["a"] + row["b"]) for row in rows)

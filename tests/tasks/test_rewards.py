@@ -1,0 +1,76 @@
+"""Rows that are generated for rewards, and metrics of rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import cache_at
+from zo_sweeps.methods.task import Gym
+from zo_sweeps.tasks import gym_rows
+from zo_sweeps.tasks.metrics.pass_at_k import PassAtK
+from zo_sweeps.tasks.rewards.reasoning_gym import ReasoningGym
+
+pytestmark = pytest.mark.unit
+
+SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+
+
+def lines(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "validation", "test")
+    }
+
+
+@pytest.mark.long
+def test_generated_splits_are_disjoint_and_come_from_the_seed(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym", reason="it comes with the extra [rewards]")
+    gym = Gym("chain_sum", SUMS, seed=3, train=40, dev=20, test=30)  # 200 questions exist
+    with cache_at(tmp_path / "one"):
+        folder = gym_rows.folder(gym)
+        rows = lines(folder)
+        other = lines(gym_rows.folder(Gym("chain_sum", SUMS, seed=4, train=40, dev=20, test=30)))
+        fewer = lines(gym_rows.folder(Gym("chain_sum", SUMS, seed=3, train=10, dev=5, test=30)))
+    with cache_at(tmp_path / "two"):
+        again = gym_rows.folder(gym)
+    questions = [row["question"] for name in rows for row in rows[name]]
+    assert [len(rows[name]) for name in rows] == [40, 20, 30]
+    assert len(set(questions)) == 90
+    assert lines(again) == rows
+    assert again.name == folder.name
+    assert other["test"] != rows["test"]
+    assert fewer["test"] == rows["test"], "test does not depend on the size of train"
+    reward = ReasoningGym()
+    assert {reward.of(row, row["answer"]) for row in rows["validation"]} == {1.0}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("gym", "why"),
+    [
+        (Gym("chain_sums"), "unknown generator of reasoning-gym 'chain_sums'.*did you mean 'chain_sum'"),
+        (Gym("chain_sum", {"terms": 2}), "chain_sum takes no such options .*terms.* in task.gym.options"),
+        (Gym("chain_sum", {"min_terms": 9, "max_terms": 2}), "chain_sum takes no such options"),
+        (Gym("chain_sum", SUMS, train=150, dev=50, test=50), "chain_sum has 200 questions in 5000 rows, not 250"),
+    ],
+)
+def test_a_generator_that_does_not_suit_is_refused_in_one_line(gym: Gym, why: str, tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym", reason="it comes with the extra [rewards]")
+    with cache_at(tmp_path), pytest.raises(UserError, match=why) as error:
+        gym_rows.folder(gym)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_text_that_passes() -> None:
+    from itertools import combinations
+
+    rewards = [[1.0, 0.2, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]]
+    for k in (1, 2, 3, 5):
+        every = [any(one == 1 for one in chosen) for row in rewards for chosen in combinations(row, k)]
+        assert PassAtK(k).compute(rewards, [[""] * 5] * 2) == pytest.approx(sum(every) / len(every))

@@ -1,0 +1,39 @@
+"""Reward of generated texts, as a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from zo_sweeps.methods.metric import Of
+from zo_sweeps.methods.objective import Objective
+from zo_sweeps.methods.registry import member
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zo_sweeps.methods.task import Task
+
+
+@dataclass(frozen=True)
+class Reward(Objective):
+    """f = -mean over a minibatch's rows of the mean reward of the texts that are generated for each.
+
+    Centring rewards per prompt over the points of a step, as EGGROLL does, changes f by a constant of the step, because
+    all points see the same prompts: an estimator that compares points (es, rloo, rge) has it already.
+    """
+
+    examples = ((([[1.0, 0.0], [0.5, 0.5], [0.25, 0.0]], [["a", "b"], ["c", "d"], ["e", "f"]]), -3 / 8),)
+    differentiable: ClassVar[bool] = False
+    generates: ClassVar[bool] = True
+    gold_only: ClassVar[bool] = True
+
+    def fits(self, task: Task) -> str:
+        return "" if task.kind.predicts is Of.REWARDS else "it needs rewards, and the task has none"
+
+    def of_texts(self, predictions: Sequence[Sequence[float]], references: Sequence[Sequence[str]]) -> Tensor:
+        import torch
+
+        metric: Any = member("metric", "reward")()
+        return torch.tensor([-metric.compute(predictions, references)])

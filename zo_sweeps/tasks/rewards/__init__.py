@@ -1,0 +1,1 @@
+"""Rewards: one member per file."""
