@@ -203,7 +203,7 @@ print(json.dumps([meter.above_baseline, sum(p.numel() for p in model.module.para
             *("zo", 16, {"kind": ZO, "space": LORA_FA, "update": SGD(), "points": 4, "batch": 4, "trainable": 0}),
             marks=pytest.mark.long,
         ),
-        ("fo", 4, {**BACKWARD, "space": FULL, "batch": 4}),
+        pytest.param("fo", 4, {**BACKWARD, "space": FULL, "batch": 4}, marks=pytest.mark.long),
     ],
 )
 def test_the_estimate_is_within_a_factor_of_two_of_a_30_million_parameter_llama(case, batch, settings):

@@ -447,7 +447,7 @@ def test_every_forward_sees_integers_in_their_range(coded: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "coded", "eps", "lr"),
-    [("quzo", "int8", 1.0, 30.0), ("qes", "int4", 0.1, 0.3)],
+    [("quzo", "int8", 1.0, 30.0), pytest.param("qes", "int4", 0.1, 0.3, marks=pytest.mark.long)],
 )
 def test_training_lowers_the_loss(name: str, coded: str, eps: float, lr: float) -> None:
     model = coded_model(precision_of(coded, **contract.known("precision", coded, {"block": 32})))
@@ -460,7 +460,9 @@ def test_training_lowers_the_loss(name: str, coded: str, eps: float, lr: float) 
     assert float(f(1)[0]) < 0.6 * before
 
 
-@pytest.mark.parametrize(("method", "coded", "lr"), [("quzo", "int8", 3e3), ("qes", "int4", 30.0)])
+@pytest.mark.parametrize(
+    ("method", "coded", "lr"), [pytest.param("quzo", "int8", 3e3, marks=pytest.mark.long), ("qes", "int4", 30.0)]
+)
 def test_a_trial_tests_its_selected_step_and_goes_on_after_a_kill(
     method: str, coded: str, lr: float, tmp_path: Path
 ) -> None:

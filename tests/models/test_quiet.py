@@ -19,6 +19,7 @@ import executorch.runtime
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long  # three libraries are imported
 def test_importing_transformers_beside_torchao_and_executorch_prints_nothing() -> None:
     command = [sys.executable, "-W", "ignore", "-c", IMPORT]  # warnings of Python are tests' own: pytest shows them
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

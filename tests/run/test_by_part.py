@@ -178,8 +178,8 @@ def planned(name: str, *more: str) -> tuple[Trial, Outcome]:
 
 
 # The others score as one of these does.
-SCORES = ["lora, int8, both", "sparse beside codes, outer", "full, adam, fp16", "fo full"]
-ALSO = ["zero-shot", "dora, nf4 twice", "vera, bf16", "all logits"]
+SCORES = ["sparse beside codes, outer", "full, adam, fp16", "fo full"]
+ALSO = ["lora, int8, both", "zero-shot", "dora, nf4 twice", "vera, bf16", "all logits"]
 
 
 @pytest.mark.parametrize("name", [*SCORES, *(pytest.param(name, marks=pytest.mark.long) for name in ALSO)])

@@ -56,7 +56,7 @@ def words(step: int, q: int, names: tuple[str, ...]) -> Tensor:
     return torch.tensor(each, dtype=torch.int32)
 
 
-@pytest.mark.parametrize("delegated", [True, False], ids=["xnnpack", "portable"])
+@pytest.mark.parametrize("delegated", [True, pytest.param(False, marks=pytest.mark.long)], ids=["xnnpack", "portable"])
 def test_every_element_of_the_noise_has_the_engines_bits(delegated: bool) -> None:
     """Words near the borders of an octave, and of the halves of its mantissas, are among two million counters."""
     sizes, keys = [2**22, 1, 3000], [NoiseKey(3, 17, 2), NoiseKey(3, 18, 0)]
