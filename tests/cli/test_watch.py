@@ -26,7 +26,6 @@ sys.exit(main(json.loads(sys.argv[1])))
 """
 
 
-@pytest.mark.long  # the others read what it reads, without a second process
 def test_watch_follows_a_sweep_of_another_process_to_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,7 +119,6 @@ def measured_and_estimated(update: Update, dtype: torch.dtype, recomputes: bool,
     return peak, estimate
 
 
-@pytest.mark.long  # test_planned_memory has the same parts on a smaller model
 def test_memory_is_smaller_by_each_part_and_as_estimated() -> None:
     cases = [
         (Adam(), torch.float32, False),

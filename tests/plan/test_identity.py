@@ -22,7 +22,7 @@ import pytest
 from tests.plan.common import changed, configs, named, planned
 from zo_sweeps.core.fingerprint import canonical_json, fingerprint
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.definition import Definition, hints, options
+from zo_sweeps.methods.definition import Definition, hints, identity, options
 from zo_sweeps.methods.metric import Metrics
 from zo_sweeps.methods.parts import NamedMethod
 from zo_sweeps.methods.task import Gym, Hub, Lengths
@@ -206,6 +206,11 @@ def test_every_option_of_a_member_within_a_part_counts_unless_it_is_marked_other
         for field, identified, after in varied(made(member)):
             before = with_member(example(), axis, made(member))
             assert changes(before, with_member(example(), axis, after)) == identified, f"{field} of {member.name}"
+
+
+def test_a_member_whose_results_changed_makes_another_trial() -> None:
+    assert identity(registry.member("update", "helene")())["numerics"] == 2
+    assert "numerics" not in identity(registry.member("update", "sgd")())
 
 
 @pytest.mark.parametrize("axis", [*AXES, *WITHIN])

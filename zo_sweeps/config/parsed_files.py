@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from hydra._internal import defaults_list
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.conf import JobConf, OverridesConf, RuntimeConf
 from hydra.core.config_store import ConfigNode, ConfigStore
-from hydra.core.default_element import InputDefault
 from hydra.core.plugins import Plugins
 from hydra.core.utils import setup_globals
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.resolvers import oc
 
@@ -55,24 +53,16 @@ def _filled_by_hydra() -> ConfigNode:
 
 @contextmanager
 def light() -> Iterator[None]:
-    """Leave out while the block runs what Hydra composes for launchers and logs: two fifths of a composition's time.
+    """Leave out while the block runs what Hydra composes for launchers and logs, which are not used here.
 
-    Of its own configuration it then has only what it fills in itself; in a defaults list it resolves interpolations
-    only where there are some.
+    Of its own configuration it then has only what it fills in itself.
     """
-    of_hydra, resolving = ConfigStore.instance().repo["hydra"], defaults_list._create_interpolation_map
-    whole = of_hydra["config.yaml"]
-
-    def resolved(overrides: Any, listed: list[InputDefault], self_added: bool) -> DictConfig:
-        some = any(one.is_interpolation() for one in listed)
-        return resolving(overrides, listed, self_added) if some else OmegaConf.create()
-
-    of_hydra["config.yaml"] = _filled_by_hydra()
-    defaults_list._create_interpolation_map = resolved  # type: ignore[assignment]  # mypy compares the arguments' names
+    of_hydra = ConfigStore.instance().repo["hydra"]
+    whole, of_hydra["config.yaml"] = of_hydra["config.yaml"], _filled_by_hydra()
     try:
         yield
     finally:  # an application of the user's, in this process, may be Hydra's as well
-        of_hydra["config.yaml"], defaults_list._create_interpolation_map = whole, resolving
+        of_hydra["config.yaml"] = whole
 
 
 Loaded = tuple[Any, dict[str, str | None], dict[str, Any]]

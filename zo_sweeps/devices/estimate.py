@@ -290,7 +290,7 @@ class _Forwards:
             forward[Part.ACTIVATIONS] += cache
             forward[Part.WORKSPACE] += FP32 * drawn
             moments.append(forward)
-        return max(moments, key=lambda moment: sum(moment.values()))
+        return _larger(*moments)
 
     def _largest(
         self, rows: ForwardRows, places: float, ids: float, moved: float = 0, head: float = 0, written: float = 0

@@ -142,7 +142,8 @@ def identity(value: Any) -> Any:
         return value.to_identity()
     if isinstance(value, Definition):
         own = own_source(type(value))
-        return {"name": value.name, **_identity_fields(value), **({"source": own} if own else {})}
+        numerics = {"numerics": value.numerics} if value.numerics > 1 else {}
+        return {"name": value.name, **_identity_fields(value), **({"source": own} if own else {}), **numerics}
     if is_dataclass(value):
         return _identity_fields(value)
     if isinstance(value, Mapping):
@@ -301,6 +302,7 @@ class Definition(Checked):
 
     axis: ClassVar[str] = ""
     name: ClassVar[str] = ""
+    numerics: ClassVar[int] = 1  # raised whenever the results of trials with the member change, as `NUMERICS` for all
     bare: ClassVar[bool] = False  # in JSON, as in YAML, a member without options is its name alone
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -96,12 +96,12 @@ def _convert(file: Path, folder: Path) -> None:
         from gguf import GGUFReader
     except ImportError:
         what = "a GGUF file is read with the package gguf, which is not installed"
-        raise UserError(what, where=str(file), fix="pip install gguf") from None
+        raise UserError(what, where=str(file), fix="pip install 'zo-sweeps[gguf]'") from None
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
     except ImportError:
         what = f"transformers {version_of('transformers')} does not say how a GGUF file's tokenizer splits texts"
-        raise UserError(what, where=str(file), fix="pip install 'transformers>=5.23'") from None
+        raise UserError(what, where=str(file), fix="pip install 'zo-sweeps[gguf]'") from None
     try:
         reader = GGUFReader(file)
     except (ValueError, LookupError, TypeError, OverflowError) as error:

@@ -344,8 +344,7 @@ class Workbench:
         if not isinstance(kind, Verified):
             return ModelAnswers((), (), texts)
         if self._verifier is None:
-            zero = kind.errors == "zero"
-            self._verifier = Verifier(kind.rewards, kind.seconds, zero, self.config.members)
+            self._verifier = Verifier(kind.rewards, kind.seconds, kind.errors_count, self.config.members)
         rows = [example.references[0] for example in examples for _ in range(kind.samples)]
         rewards = [self._verifier.of(row, text) for row, text in zip(rows, texts, strict=True)]
         if self._verifier.errors and self.recorder.test is None:  # later texts are generated to be measured alone

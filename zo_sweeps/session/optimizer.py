@@ -179,7 +179,7 @@ class Optimizer(torch.optim.Optimizer):
         del given["update.lr"]  # each line of the log has its own
         return {
             "zo_sweeps": VERSION,
-            "numerics": NUMERICS,
+            "numerics": [NUMERICS, *(getattr(config, axis).numerics for axis in AXES)],
             "method": config.method.name,
             "seed": self._seed,
             "config_dirs": list(config.members),
@@ -225,13 +225,13 @@ def replay(model: nn.Module, path: str | Path) -> Optimizer:
         header, *lines = [parse_object(line) for line in Path(path).read_bytes().splitlines() or [b""]]
     if header is None or "zo_sweeps" not in header or None in lines:
         raise UserError("not the log of a run", where=str(path), fix="Optimizer.save writes one")
-    if header["numerics"] != NUMERICS:
-        what = f"the log is of zo_sweeps {header['zo_sweeps']}, whose steps had other bits"
-        raise UserError(what, where=str(path), fix=f"pip install zo-sweeps=={header['zo_sweeps']}")
     opt = Optimizer(
         model, header["method"], seed=header["seed"], config_dirs=header["config_dirs"], **header["options"]
     )
     try:
+        if header["numerics"] != opt._header()["numerics"]:
+            what = f"the log is of zo_sweeps {header['zo_sweeps']}, whose steps had other bits"
+            raise UserError(what, where=str(path), fix=f"pip install zo-sweeps=={header['zo_sweeps']}")
         _must_agree(header, opt._header(), str(path))
         perturbation = opt._config.perturbation
         if perturbation.reads is Reads.DATA:

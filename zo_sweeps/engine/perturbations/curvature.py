@@ -33,6 +33,7 @@ class Curvature(Perturbation):
     Hessian informed zeroth-order optimizer (HiZOO), 2024.
     """
 
+    numerics: ClassVar[int] = 2
     reads: ClassVar[Reads] = Reads.LOG
     state_copies: ClassVar[int] = 1
     needs: ClassVar[str] = CURVATURE

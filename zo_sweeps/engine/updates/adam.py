@@ -63,13 +63,13 @@ class Adam(RoundedUpdate):
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         import torch
 
-        from zo_sweeps.engine.rounding import add_square, move_all
+        from zo_sweeps.engine.rounding import move_all
 
         t = state["t"] + 1
 
         def direction(name: str, g: Tensor) -> Tensor:
             m = state["m"][name].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
-            v = add_square(state["v"][name].mul_(self.beta2), g, 1 - self.beta2)
+            v = state["v"][name].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
             scale = (v / (1 - self.beta2**t)).sqrt_().add_(self.eps)
             return torch.div(m, scale, out=g).div_(1 - self.beta1**t)
 

@@ -34,6 +34,7 @@ class AdaMeZO(RoundedUpdate):
     without maintaining the moments, 2025.
     """
 
+    numerics: ClassVar[int] = 2
     draws_again: ClassVar[bool] = True
 
     horizon: int = option(10, "estimates that the moments are summed over", least=1)

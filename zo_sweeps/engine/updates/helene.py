@@ -37,6 +37,7 @@ class HELENE(RoundedUpdate):
     LLM with zeroth-order optimization, 2024; no release is at hand, and every default but the betas is ours.
     """
 
+    numerics: ClassVar[int] = 2
     state_copies: ClassVar[int] = 2
 
     beta1: float = option(0.9, "decay of m", least=0, most=1)

@@ -33,6 +33,7 @@ class RAdaZO(RoundedUpdate):
     each of them; here as elsewhere all move together.
     """
 
+    numerics: ClassVar[int] = 2
     state_copies: ClassVar[int] = 2
 
     beta1: float = option(0.9, "decay of the mean of estimates", least=0, most=1)

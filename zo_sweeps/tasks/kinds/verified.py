@@ -40,6 +40,11 @@ class Verified(TaskKind):
     )
     seconds: float = option(10.0, "the longest that the rewards of one text may take", above=0)
 
+    @property
+    def errors_count(self) -> bool:
+        """Whether a text without a reward counts as 0."""
+        return self.errors == "zero"
+
     def labels(self, task: Task, dialect: Dialect) -> tuple[Any, ...]:
         return ()
 
