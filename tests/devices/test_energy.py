@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 
 from zo_sweeps.devices import energy
-from zo_sweeps.devices.counters import MOST_WATTS, Counter, Gpu, Integral, Rapl, UnreadableError, ina3221, of_gpu
+from zo_sweeps.devices.counters import (
+    MOST_WATTS,
+    Counter,
+    Gpu,
+    Integral,
+    NvmlCounter,
+    Rapl,
+    UnreadableError,
+    ina3221,
+    of_gpu,
+)
 from zo_sweeps.devices.energy import EnergyMeter, HostCondition, temperature
 
 pytestmark = pytest.mark.unit
@@ -307,6 +317,24 @@ def test_a_gpus_counter_is_in_joules_and_one_from_before_volta_is_integrated() -
         of_gpu(Gpu("aa-bb", FakeNvml(**old)))
     with pytest.raises(UnreadableError, match="no such GPU"):
         Gpu("cc-dd", FakeNvml(**VOLTA))
+
+
+def test_readings_of_a_gpu_that_many_processes_share_take_a_twentieth_of_the_time() -> None:
+    now, busy = 0.0, 0.0
+
+    class Busy(Gpu):
+        def joules(self) -> float:
+            nonlocal now, busy
+            now, busy = now + 0.022, busy + 0.022
+            return 100 * now
+
+    counter = NvmlCounter(Busy("aa-bb", FakeNvml(**VOLTA)), clock=lambda: now)
+    spent = 0.0
+    for _ in range(2000):  # steps of 30 ms and as much between them, at 100 W
+        before, now = counter.joules(), now + 0.03
+        spent, now = spent + counter.joules() - before, now + 0.03
+    assert busy / now < 1 / 20
+    assert spent == pytest.approx(100 * 2000 * 0.03, rel=0.05)
 
 
 def test_a_host_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
