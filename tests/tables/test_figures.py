@@ -416,6 +416,22 @@ def test_every_kind_makes_whole_series_and_draws_each(name: str) -> None:
     check_kind(kind_of_grid(name, "here"))
 
 
+def test_of_many_points_those_that_none_beats_in_both_measures_have_labels() -> None:
+    values = {f"r{i}": (1.0 + i % 6, 0.9 - i / 100) for i in range(18)}  # (dev loss, accuracy)
+    found = [record(block=name, dev=x, test=y) for name, (x, y) in values.items()]
+    blocks = tuple((name, name) for name in values)
+    spec = layout(kind="scatter", series=blocks, columns=COLUMNS[:1], x="dev/loss", x_measure=measure("dev_loss"))
+    figure = points(spec, found, look)
+    assert "Grey" in figure.notes[0]
+    with drawing(figure) as drawn:
+        assert [text.get_text() for text in drawn.axes[0].texts] == ["r0"], "it has the lowest loss and most accuracy"
+        assert len(drawn.axes[0].lines) >= 18, "the others are points"
+    few = points(replace(spec, series=blocks[:16]), found, look)
+    assert not any("Grey" in note for note in few.notes)
+    with drawing(few) as drawn:
+        assert len(drawn.axes[0].texts) == 16
+
+
 @dataclass(frozen=True)
 class Turned(Line):
     """Draws y along x."""
