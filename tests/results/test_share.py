@@ -264,6 +264,37 @@ def test_a_log_that_was_changed_is_found_even_if_its_digests_were_made_right(
     assert text.splitlines()[-1].startswith("not verified")
 
 
+def elsewhere(event: dict[str, Any], untested: int) -> None:
+    """A run under another version of torch, whose products have other last bits."""
+    if event["type"] == "start":
+        event["versions"]["packages"]["torch"] = "0.1"
+    if event["type"] == "test":
+        event["weights"] = "0" * 64
+
+
+def test_products_of_matrices_may_round_in_another_way_on_another_machine_and_nothing_else_may(
+    swept: Swept, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial_id = swept.id("zo")
+    files = edited(contents(swept.file), trial_id, elsewhere)
+    there = forged(tmp_path / "there.tar.xz", files)
+    status, text = said(capsys, "verify", there, trial_id, *swept.copies)
+    assert (status, "torch 0.1 then" in text) == (1, True), "Gaussian noise is rounded alike everywhere"
+    monkeypatch.setattr(type(TrialConfig.of(make("update.lr=0.1").config).perturbation), "multiplies", True)
+    status, text = said(capsys, "verify", there, trial_id, *swept.copies)
+    assert status == 0, text
+    (near,) = [row for row in text.splitlines() if row.startswith("≈")]
+    assert "12 of 12 test predictions are the run's" in near
+
+    def moved(event: dict[str, Any], untested: int) -> None:
+        if event["type"] == "steps":
+            event["coefs"][0][0] += 1e4
+
+    for edit in (moved, score):
+        status, text = said(capsys, "verify", forged(there, edited(files, trial_id, edit)), trial_id, *swept.copies)
+        assert status == 1, f"{edit.__name__}: {text}"
+
+
 def test_a_configuration_that_was_changed_is_found(
     swept: Swept, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -91,13 +91,14 @@ def _verified(source: Archive, file: str, findings: Iterable[Finding], to: Conso
     from zo_sweeps.session.verify import Verdict
 
     say(to, f"{file}: {source.title}, by {source.whose}")
-    marks = {Verdict.PROVED: "ok", Verdict.ATTESTED: "–", Verdict.WRONG: "WRONG"}
+    marks = {Verdict.PROVED: "ok", Verdict.ROUNDED: "≈", Verdict.ATTESTED: "–", Verdict.WRONG: "WRONG"}
     counts: Counter[Verdict] = Counter()
     for finding in findings:
         counts[finding.verdict] += 1
         say(to, f"{marks[finding.verdict]:5}  {finding.trial_id}{'  ' * bool(finding.trial_id)}{finding.text}")
-    proved, attested, wrong = (counts[verdict] for verdict in marks)
+    proved, rounded, attested, wrong = (counts[verdict] for verdict in marks)
     parts = [f"{proved} trials computed again, with the same weights and scores"]
+    parts += [f"{rounded} with the same scores, of weights that this machine rounds in another way (≈)"] * bool(rounded)
     parts += [f"{attested} that cannot be (–)"] * bool(attested) + [f"{wrong} WRONG"] * bool(wrong)
     say(to, f"{'not verified' if wrong else 'verified'}: {', '.join(parts)}")
     return int(wrong > 0)

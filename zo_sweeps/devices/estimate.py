@@ -138,7 +138,7 @@ def memory_by_part(
             rounded); n (8 + b) without `in_parts` (the noise, a temporary of it, and the weight); n for codes; 0 for
             PEFT, and if points share a forward: directions of the full space stay products of thin factors then, and
             no weight is perturbed
-        a step of a full space also takes 8 * largest in its update, without activations
+        a step of a full space also takes 8 * largest in its update, without activations (none if `adds_noise` in fp32)
         B = N T (L b (6D + 2Q + 4K + C I) + 8D L)  (kept for the backward pass: the norms' inputs in fp32)
             PEFT: L b (2Q + 2K + (C - 1) I + inputs / L) if less (q, k, v, SDPA's result, gate, its activation, up; a
             frozen weight's product keeps no input), and b (J I + 2D) of the layer that the backward pass is in
@@ -160,9 +160,9 @@ def memory_by_part(
     a mask: no T x T matrix is formed, but behind a prefix.
 
     Estimate over the tensors alive at the peak (`devices.tensors`; a Llama of 0.3 M weights on a CPU, fp32): a step of
-    texts of one length 1.00 to 1.01 in zeroth order (MeZO 1.29, whose update's noise is taken to be stored), FO-LoRA-FA
-    1.36; with texts that share rows up to 1.42, as the largest of 40 batches is planned; scoring 1.05 to 1.17. Of eight
-    other families with 2 layers and D = 64, in eight methods: 1.00 to 1.48.
+    texts of one length 1.00 to 1.01 in zeroth order, FO-LoRA-FA 1.36; with texts that share rows up to 1.42, as the
+    largest of 40 batches is planned; scoring 1.05 to 1.17. Of eight other families with 2 layers and D = 64, in eight
+    methods: 1.00 to 1.48.
     Not measured: mixtures of experts, a family's own activation (BLOOM's), and a GPU.
 
     Args:
@@ -217,7 +217,8 @@ def memory_by_part(
         moved = 1 if of_codes else FP32 + b * (b < FP32) if in_parts else 2 * FP32 + b
         step = forwards.step(batches, moved, head_moves=not of_codes)
         parts[Part.TRAINABLE] = FP32 * states * trainable
-        updating = 0 if of_codes else 2 * FP32 * largest
+        adds = in_parts and update.adds_noise and b == FP32
+        updating = 0 if of_codes or adds else 2 * FP32 * largest
     else:
         step = forwards.step(batches)
         parts[Part.TRAINABLE] = FP32 * trainable * (2 + states + batches.points)

@@ -51,7 +51,7 @@ def replay(
     Args:
         data: needed by directions that read the minibatches alone.
 
-    Raises ValueError if it is missing, and UserError if the bases here are not those of the run.
+    Raises ValueError if it is missing, and OtherBasesError if the bases here are not those of the run.
     """
     method = method.bind(params)
     state = method.init(params) if state is None else state
@@ -65,6 +65,10 @@ def replay(
     return state
 
 
+class OtherBasesError(UserError):
+    """The layers' inputs give other bases here than in the run."""
+
+
 def _as_in_the_run(method: Method, data: Data | None, seed: int, step: int, mark: Sequence[float]) -> Method:
     """Return the method with the bases of a step, which have the digest that the log says."""
     name = method.perturbation.name
@@ -73,7 +77,9 @@ def _as_in_the_run(method: Method, data: Data | None, seed: int, step: int, mark
     method = with_bases(method, data.module, data.space, data.objective(step), seed, step)
     if [*mark] != [method.mark]:
         what = f"the bases of step {step} are not those of the run: this machine rounds otherwise, or the data differ"
-        raise UserError(what, fix=f"replay {name} on the kind of machine where it ran, or rerun it from its first step")
+        raise OtherBasesError(
+            what, fix=f"replay {name} on the kind of machine where it ran, or rerun it from its first step"
+        )
     return method
 
 

@@ -69,6 +69,13 @@ def add_square(sums: Tensor, values: Tensor, weight: float) -> Tensor:
     return sums.add_(values.square_(), alpha=weight)
 
 
+def root(values: Tensor) -> Tensor:
+    """Replace values by their square roots, rounded alike on every device, and return them."""
+    for part in values.view(-1).split(CHUNK):
+        noise.square_root(part, part)
+    return values
+
+
 def rounding_key(update: Update, estimate: Estimate) -> NoiseKey | None:
     """Return the address of the random numbers that round a step's weights; None: they are rounded to the nearest."""
     first, _ = estimate.terms[0]

@@ -70,9 +70,10 @@ class Curvature(Perturbation):
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         from zo_sweeps.engine import noise
+        from zo_sweeps.engine.rounding import root
 
         z = noise.gaussian(key, name, shape, device)
-        return z if self.H is None else z.div_(self.H[name].sqrt())
+        return z if self.H is None else z.div_(root(self.H[name].clone()))
 
     def second_moment(self, shape: torch.Size) -> float | None:
         return 1.0  # before the first step; then 1 / H

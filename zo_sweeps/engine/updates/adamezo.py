@@ -58,7 +58,7 @@ class AdaMeZO(RoundedUpdate):
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         from zo_sweeps.engine.direction import ghat
-        from zo_sweeps.engine.rounding import add_square, move_all
+        from zo_sweeps.engine.rounding import add_square, move_all, root
 
         latest: tuple[Estimate, ...] = (estimate, *state["latest"])[: self.horizon]
 
@@ -70,7 +70,7 @@ class AdaMeZO(RoundedUpdate):
                 g = ghat(old, noise, name, params[name])
                 m.add_(g, alpha=self.beta1**age)
                 add_square(v, g, self.beta2**age)
-            return m.div_(v.sqrt_().add_(self.eps)).mul_(self.boost)
+            return m.div_(root(v).add_(self.eps)).mul_(self.boost)
 
         move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
         return {"latest": latest}

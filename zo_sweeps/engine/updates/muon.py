@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
@@ -30,6 +30,8 @@ class Muon(RoundedUpdate):
     No state. Cost: q noise passes, and 6 m n min(m, n) operations a matrix and iteration (the released code, within r
     rows: 6 r^2 n). Source: ZO-Muon, 2026, and its released code (166a8f3); the iteration of Jordan et al., Muon, 2024.
     """
+
+    multiplies: ClassVar[bool] = True
 
     iterations: int = option(5, "of Newton-Schulz", least=1)
     vector_scale: float = option(1.0, "rate of other shapes than matrices, over lr", least=0)

@@ -57,12 +57,12 @@ class RAdaZO(RoundedUpdate):
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         import torch
 
-        from zo_sweeps.engine.rounding import add_square, move_all
+        from zo_sweeps.engine.rounding import add_square, move_all, root
 
         def direction(name: str, ghat: Tensor) -> Tensor:
             m = state["m"][name].mul_(self.beta1).add_(ghat, alpha=1 - self.beta1)
             v = add_square(state["v"][name].mul_(self.beta2), ghat.copy_(m), 1 - self.beta2)
-            return torch.div(m, (v + self.eps).sqrt_(), out=ghat)
+            return torch.div(m, root(v + self.eps), out=ghat)
 
         move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
         return state

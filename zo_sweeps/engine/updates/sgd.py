@@ -33,6 +33,7 @@ class SGD(RoundedUpdate):
 
     backpropagates: ClassVar[bool] = True
     trains_halves: ClassVar[bool] = True
+    adds_noise: ClassVar[bool] = True
 
     weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
     nonnegative: bool = option(False, "parameters below 0 are set to 0 after a step", added=True, kw_only=True)
