@@ -16,13 +16,13 @@ from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.rounding import root
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.step import Method
+from zo_sweeps.methods.perturbation import Reads
 
 pytestmark = pytest.mark.unit
 
 # Of fp32: approximations on a CPU, other numbers of roundings than on a GPU, and sums in an order of the library's.
 IN_THEIR_OWN_WAYS = {"sqrt", "rsqrt", "addcmul", "addcdiv", "exp", "log", "log1p", "expm1", "sin", "cos", "tanh"}
 IN_THEIR_OWN_WAYS |= {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "addr", "dot", "linalg_qr", "sum", "mean"}
-OF_OTHERS = {"adam", "adam_8bit", "mezo_compat"}  # another project's rule to the bit, on one kind of machine
 
 
 class Operations(TorchDispatchMode):
@@ -53,28 +53,17 @@ def operations(perturbation: str, update: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name in contract.REAL_PERTURBATIONS
-        if not contract.kind("perturbation", name).multiplies and name not in OF_OTHERS
-    ],
+    [name for name in contract.REAL_PERTURBATIONS if contract.kind("perturbation", name).reads is not Reads.DATA],
 )
-def test_directions_are_rounded_alike_on_every_device_unless_they_say_otherwise(name: str) -> None:
-    assert not operations(name, "sgd") & IN_THEIR_OWN_WAYS
+def test_portable_directions_are_of_what_every_device_rounds_alike(name: str) -> None:
+    assert contract.kind("perturbation", name).portable == (not operations(name, "sgd") & IN_THEIR_OWN_WAYS)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n for n in contract.REAL_UPDATES if not contract.kind("update", n).needs_factors and n not in OF_OTHERS],
+    "name", [name for name in contract.REAL_UPDATES if not contract.kind("update", name).needs_factors]
 )
-def test_updates_are_rounded_alike_on_every_device_or_say_otherwise(name: str) -> None:
-    assert bool(operations("gaussian", name) & IN_THEIR_OWN_WAYS) == contract.kind("update", name).multiplies
-
-
-def test_directions_that_multiply_matrices_say_so() -> None:
-    for name in ("low_rank", "projected", "tezo", "loren"):
-        assert operations(name, "sgd") & IN_THEIR_OWN_WAYS
-        assert contract.kind("perturbation", name).multiplies
+def test_portable_updates_are_of_what_every_device_rounds_alike(name: str) -> None:
+    assert contract.kind("update", name).portable == (not operations("gaussian", name) & IN_THEIR_OWN_WAYS)
 
 
 def test_a_root_is_the_one_of_ieee() -> None:

@@ -272,7 +272,7 @@ def elsewhere(event: dict[str, Any], untested: int) -> None:
         event["weights"] = "0" * 64
 
 
-def test_products_of_matrices_may_round_in_another_way_on_another_machine_and_nothing_else_may(
+def test_only_what_is_not_portable_may_round_in_another_way_on_another_machine(
     swept: Swept, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial_id = swept.id("zo")
@@ -280,7 +280,7 @@ def test_products_of_matrices_may_round_in_another_way_on_another_machine_and_no
     there = forged(tmp_path / "there.tar.xz", files)
     status, text = said(capsys, "verify", there, trial_id, *swept.copies)
     assert (status, "torch 0.1 then" in text) == (1, True), "Gaussian noise is rounded alike everywhere"
-    monkeypatch.setattr(type(TrialConfig.of(make("update.lr=0.1").config).perturbation), "multiplies", True)
+    monkeypatch.setattr(type(TrialConfig.of(make("update.lr=0.1").config).perturbation), "portable", False)
     status, text = said(capsys, "verify", there, trial_id, *swept.copies)
     assert status == 0, text
     (near,) = [row for row in text.splitlines() if row.startswith("≈")]

@@ -48,9 +48,7 @@ class Perturbation(Definition):
     state_copies: ClassVar[int] = 0  # fp32 copies of the trainable parameters that its state holds
     needs: ClassVar[str] = ""  # what it reads of an estimator's second coefficients: only for those that give it
     factored: ClassVar[bool] = False  # a matrix's direction is a product of two thin factors: a FactoredPerturbation
-    multiplies: ClassVar[bool] = (
-        False  # its values are of products of matrices, which libraries round in their own ways
-    )
+    portable: ClassVar[bool] = True  # its values have the same bits on every device
 
     def bind(self, layout: Layout) -> Perturbation:
         """Return the perturbation over the vector of all d parameters; itself, if parameters are independent."""
@@ -101,7 +99,7 @@ class FactoredPerturbation(Perturbation):
     """A distribution whose direction of a matrix is U V^T: one forward can hold several points of all weights."""
 
     factored: ClassVar[bool] = True
-    multiplies: ClassVar[bool] = True
+    portable: ClassVar[bool] = False
 
     @property
     def one_product(self) -> bool:
@@ -129,7 +127,7 @@ class ActivationPerturbation(Perturbation):
     """
 
     reads: ClassVar[Reads] = Reads.DATA
-    multiplies: ClassVar[bool] = True
+    portable: ClassVar[bool] = False
     bases: Mapping[str, Basis] | None = bound()
 
     def evaluations(self, estimator: Estimator) -> int:

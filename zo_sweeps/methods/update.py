@@ -43,7 +43,7 @@ class Update(Definition):
     needs_factors: ClassVar[bool] = False  # of a matrix's directions: a FactoredPerturbation
     trains_halves: ClassVar[bool] = False  # its `optimizer` computes in fp32 where the weights are in half precision
     has_kernels: ClassVar[bool] = False  # of a library: tried on a device before it is planned there
-    multiplies: ClassVar[bool] = False  # matrices, whose products libraries round in their own ways
+    portable: ClassVar[bool] = True  # its values have the same bits on every device
     adds_noise: ClassVar[bool] = False  # to fp32 parameters, as it is made: the estimate is never stored
 
     lr: float = option(1e-6, "learning rate of step 1", least=0, kw_only=True)

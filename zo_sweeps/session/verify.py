@@ -44,7 +44,7 @@ ON_THE_EDGE = 0.01  # share of the test predictions that may be others where the
 
 
 class Verdict(str, Enum):
-    """What was found of a trial: computed again and equal; equal but for how this machine rounds products of matrices;
+    """What was found of a trial: computed again and equal; equal but for how this machine rounds;
     equal to its log, which cannot be replayed here; or wrong.
     """
 
@@ -162,8 +162,8 @@ def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, st
     with replayed(here, events, ended.selected_step) if kind.estimates else _untrained(here, events) as (bench, space):
         weights = digest(space.params) if space is not None else ""
         elsewhere = _elsewhere(events)
-        multiplies = config.perturbation.multiplies or config.update.multiplies
-        rounded = weights != test.weights and multiplies and bool(elsewhere)
+        portable = config.perturbation.portable and config.update.portable
+        rounded = weights != test.weights and bool(elsewhere) and not portable
         if weights != test.weights and not (rounded and not bench.began_elsewhere):
             what = f"the replayed weights are {weights[:12] or 'none'}, and those of the run {test.weights[:12]}"
             if bench.began_elsewhere:

@@ -43,7 +43,7 @@ class LOREN(Perturbation):
     """
 
     reads: ClassVar[Reads] = Reads.LOG
-    multiplies: ClassVar[bool] = True
+    portable: ClassVar[bool] = False
 
     damping: float = option(0.1, "the eigenvalues of the covariance across a are 1 / damping", above=0)
     lr_cov: float = option(1e-3, "rate of a", least=0)

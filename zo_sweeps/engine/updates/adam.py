@@ -35,6 +35,7 @@ class Adam(RoundedUpdate):
     """
 
     state_copies: ClassVar[int] = 2
+    portable: ClassVar[bool] = False  # addcmul and torch's root, as torch's own Adam
     backpropagates: ClassVar[bool] = True
 
     weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)

@@ -37,7 +37,7 @@ class MOPI(RoundedUpdate):
     """
 
     state_copies: ClassVar[int] = 1
-    multiplies: ClassVar[bool] = True
+    portable: ClassVar[bool] = False
 
     components: int = option(32, "k, the directions of a matrix that are kept", least=1)
     iterations: int = option(2, "of the subspace iteration", least=1)

@@ -31,7 +31,7 @@ class Muon(RoundedUpdate):
     rows: 6 r^2 n). Source: ZO-Muon, 2026, and its released code (166a8f3); the iteration of Jordan et al., Muon, 2024.
     """
 
-    multiplies: ClassVar[bool] = True
+    portable: ClassVar[bool] = False
 
     iterations: int = option(5, "of Newton-Schulz", least=1)
     vector_scale: float = option(1.0, "rate of other shapes than matrices, over lr", least=0)
