@@ -27,7 +27,7 @@ ROWS: dict[str, Any] = {  # the first-order row has a name that does not tell
     "b": {"label": "Row B", "fixed": {"method": "prge", "estimator": {"q": 2}, "train": TRAIN}},
     "z": {"label": "FO", "fixed": {"method": "zero_shot"}},
 }
-TEST = {"a": (0.90, 0.92, 0.94), "b": (0.85, 0.86, 0.87), "z": (0.5, 0.5, 0.5)}
+TEST = {"a": (0.90, 0.92, 0.94), "b": (0.85, 0.86, 0.87), "z": (0.5, 0.5, 0.5), "l": (0.88, 0.89, 0.90)}
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,24 @@ def test_the_row_is_chosen_on_dev_and_a_difference_is_named_only_where_its_inter
     assert distance.value == "not told apart"
     assert distance.detail == "80.0 ± 10.0 %; the 95% interval of the difference is −21.3 to +33.3, 3 pairs by seed"
     assert [(line.table, line.row) for line in result.best] == [("accuracy, chosen by dev/loss", "P")]
+
+
+def test_backpropagation_at_the_same_memory_is_named_where_it_is_not_the_best_row(tmp_path: Path) -> None:
+    rows = {**ROWS, "l": {"label": "Layer by layer", "fixed": {"method": "fo_lora_fa_layerwise", "train": TRAIN}}}
+    tables = {"accuracy": {"layout": "accuracy", "rows": dict.fromkeys(rows, "")}}
+    composer, plan = composed(tmp_path, {**GRID, "blocks": rows, "figures": {}, "tables": tables})
+
+    def at(mib: float) -> dict[str, tuple[str, str]]:
+        of_l = {"dev/loss": 0.6, TOTAL: mib * 2**20}
+        made = {i: outcome(plan, i, **(of_l if trial.block == "l" else {})) for i, trial in plan.every.items()}
+        standing = Standing(states=dict.fromkeys(made, TrialState.SUCCEEDED), outcomes=made)
+        result = findings(plan, standing, readout.tables(plan, composer, standing))
+        return {headline.label: (headline.value, headline.detail) for headline in result.headlines}
+
+    label = "from backpropagation at its memory (Layer by layer)"  # 85, 86, 87 against 88, 89, 90
+    assert at(32.9)[label] == ("−3.0 points", "89.0 ± 1.0 %")
+    assert at(32.9)["from backpropagation (Row A)"][0] == "−6.0 points"
+    assert label not in at(33.1), "that is more than a tenth above 30 MiB"
 
 
 def test_of_one_run_each_nothing_is_told_apart(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ NO_BASELINE = "No row of this sweep is trained by backpropagation, so no distanc
 BASELINE_UNFINISHED = "No row trained by backpropagation has a result yet, so no distance to it is stated."
 NO_ESTIMATE = "No zeroth-order row has a value: see the failures and the trials."
 OF_TENSORS = "tensors alive at the peak of a step"
+ALIKE = 1.1  # ratio up to which two memories count as the same
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Finding
     alike = [pair for pair in against if _same(standing, pair, "energy_definition")]
     costs = (
         _memory(plan, standing, against),
+        _at_its_memory(scored, against, [block for block, kind in kinds.items() if kind.backpropagates], standing),
         _forwards(plan, standing, against),
         _ratio(plan, standing, against, "time of a run's steps", "train_seconds", seconds_text),
         _ratio(plan, standing, alike, "energy of a run's steps", f"{ENERGY}joules", joules_text),
@@ -329,6 +331,36 @@ def _memory(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headlin
     changes = sorted(100 * (ours / theirs - 1) for ours, theirs in found)
     ends = dict.fromkeys(signed(change, 0) for change in (changes[0], changes[-1]))
     return Headline(f"{' to '.join(ends)} %", "memory", f"{_shown(found, bytes_text)}; {definitions.pop()}")
+
+
+def _at_its_memory(
+    table: Table, against: Sequence[_Pair], baselines: Sequence[str], standing: Standing
+) -> Headline | None:
+    """Return how far it is to backpropagation in as many bytes, where that is another row than the best one."""
+    found = []
+    for pair in against:
+        held = {block: _mean(standing, table.cells[block, pair.key], TOTAL) for block in (pair.ours.block, *baselines)}
+        most = ALIKE * (held.pop(pair.ours.block) or 0.0)
+        small = [block for block, total in held.items() if total is not None and total <= most]
+        rival = _choose(table, pair.key, small, standing)
+        if (
+            rival
+            and pair.theirs
+            and rival.block != pair.theirs.block
+            and None not in (pair.ours.cell.mean, rival.cell.mean)
+        ):
+            found.append((pair, rival))
+    if not found:
+        return None
+    measures = [table.spec.of(pair.key) for pair, _ in found]
+    digits, unit = max(measure.digits for measure in measures), measures[0].unit
+    gap = fmean((pair.ours.cell.mean or 0.0) - (rival.cell.mean or 0.0) for pair, rival in found)
+    label = ", ".join(dict.fromkeys(rival.label for _, rival in found))
+    detail = found[0][1].text if len(found) == 1 else f"mean of {len(found)} columns"
+    ends = interval(_paired((pair.ours.cell, rival.cell) for pair, rival in found))
+    within = f"; {CONFIDENCE:.0%} interval {signed(ends[0], digits)} to {signed(ends[1], digits)}" if ends else ""
+    points = "points" if unit == "%" else unit
+    return Headline(f"{signed(gap, digits)} {points}", f"from backpropagation at its memory ({label})", detail + within)
 
 
 def _forwards(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
