@@ -1,4 +1,4 @@
-"""Numbers in the pages come from data: measurements in docs/bench, two sweeps, plans, definitions."""
+"""Numbers in the pages come from data: measurements in docs/bench, sweeps, archives, plans, definitions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from scipy.stats import spearmanr
 
 from tests.conftest import REPO
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 from zo_sweeps.tables.published import load
+from zo_sweeps.tables.stats import interval
 
 pytestmark = pytest.mark.unit
 
@@ -198,9 +200,7 @@ def paired(name: str, row: str, other: str, per_error: float) -> tuple[float, fl
     return fmean(differences), per_error * stdev(differences) / len(differences) ** 0.5
 
 
-def test_the_tables_of_the_two_small_sweeps_are_those_of_their_trials() -> None:
-    for label, value in table("METHODS", "|                             | SST-2 (sentences) |"):
-        check(value.partition("[")[0], *mean_and_spread(selected("methods", label).values()))
+def test_the_table_of_the_small_sweep_is_that_of_its_trials() -> None:
     lines = table("PRECISIONS", "|                                    |   accuracy |")
     for label, accuracy, *_ in lines:
         check(accuracy, *mean_and_spread(selected("precisions", label).values()))
@@ -208,29 +208,83 @@ def test_the_tables_of_the_two_small_sweeps_are_those_of_their_trials() -> None:
     for label, _, *memory in lines:
         measured = [cell.partition(" ±")[0] for cell in parts.get(label, [])]
         assert [text for text in memory if text] == [measured[i] for i in (0, 4, 6) if measured], label
-    for name in ("methods", "precisions"):
-        assert sweep(name)["commit"][:7] in page(name.upper()), "the page says which commit ran its sweep"
+    assert sweep("precisions")["commit"][:7] in page("PRECISIONS"), "the page says which commit ran its sweep"
 
 
-def test_the_hard_task_s_table_is_that_of_its_archive() -> None:
-    with tarfile.open(DOCS / "methods" / "trec.tar.xz") as archive:
+TASKS = ("sst2_sent", "sst2", "trec")
+Settings = dict[tuple[str, ...], dict[int, Mapping[str, float]]]  # setting -> seed -> metrics
+
+
+@cache
+def league(task: str) -> dict[str, Settings]:
+    """Row -> the trials of an archive of the league that succeeded."""
+    with tarfile.open(DOCS / "league" / f"{task}.tar.xz") as archive:
         files = {name: (archive.extractfile(name) or BytesIO()).read() for name in archive.getnames()}
-    trials = [
-        (trial["label"].split(" · "), json.loads(files[f"journal/{trial['trial_id']}.jsonl"].splitlines()[-1]))
-        for trial in json.loads(files["plan.json"])["trials"]
-    ]
-    lines = table("METHODS", "| TREC, one seed")
-    assert len(lines) == len({row for (row, *_), _ in trials})
-    for label, rate, *cells in lines:
-        of_row = [(*parts, end["outcome"]["metrics"]) for (row, *parts), end in trials if row == label]
-        (_, *parts, metrics) = min(of_row, key=lambda one: one[-1]["dev/loss"])
-        assert rate == (parts[0].removeprefix("lr ") if parts else "–"), label
-        for text, name, scale in zip(cells, ("dev/loss", "test/accuracy"), (1, 100), strict=True):
-            check(text, scale * metrics[name])
-    check(
-        sentence("METHODS", r"the most frequent class alone, ([\d.]+) %"),
-        100 * trials[0][1]["outcome"]["metrics"]["majority"],
-    )
+    rows: dict[str, Settings] = {}
+    for trial in json.loads(files["plan.json"])["trials"]:
+        row, _, *parts = trial["label"].split(" · ")
+        outcome = json.loads(files[f"journal/{trial['trial_id']}.jsonl"].splitlines()[-1])["outcome"]
+        if outcome["state"] == "SUCCEEDED":
+            seed = int(parts.pop().removeprefix("seed ")) if parts and parts[-1].startswith("seed ") else 0
+            rows.setdefault(row, {}).setdefault(tuple(parts), {})[seed] = outcome["metrics"]
+    return rows
+
+
+def chosen(task: str, row: str) -> dict[int, Mapping[str, float]]:
+    """Seed -> metrics of the setting with the lowest dev loss at the first seed, which alone has further ones."""
+    settings = league(task)[row]
+    best = min(settings, key=lambda one: settings[one][0]["dev/loss"])
+    assert all(len(seeds) == 1 for one, seeds in settings.items() if one != best)
+    return settings[best]
+
+
+def right(task: str, row: str) -> dict[int, float]:
+    return {seed: 100 * metrics["test/accuracy"] for seed, metrics in chosen(task, row).items()}
+
+
+def ahead(row: str, other: str, tasks: Sequence[str], rows: int) -> tuple[float, ...]:
+    """The mean difference of two rows, paired by seed and task, and its interval for all rows together."""
+    every = [(right(task, row), right(task, other)) for task in tasks]
+    pairs = [one.get(seed, one[0]) - two[seed] for one, two in every for seed in two]
+    return fmean(pairs), *(interval(pairs, 1 - 0.05 / rows) or ())
+
+
+def tried(task: str, row: str) -> float:
+    """Settings that are expected until one has 95 % of the best dev accuracy at the first seed."""
+    values = [seeds[0]["dev/accuracy"] for seeds in league(task)[row].values()]
+    return (len(values) + 1) / (sum(value >= 0.95 * max(values) for value in values) + 1)
+
+
+def test_the_league_s_table_is_that_of_its_archives() -> None:
+    lines = table("LEAGUE", "|                                  | SST-2, sentences |")
+    compared = len(league("sst2_sent").keys() | league("sst2").keys()) - 1
+    cosines = json.loads((DOCS / "bench" / "league_directions.json").read_text(encoding="utf-8"))
+    for row, *cells, average, difference, settings, size, seconds, _ in lines:
+        tasks = [task for task in TASKS if row in league(task)]
+        for task, cell in zip(TASKS, cells, strict=True):
+            check(cell, *(mean_and_spread(right(task, row).values()) if task in tasks else ()))
+        means = [fmean(right(task, row).values()) for task in tasks]
+        check(average, *([fmean(means)] if tasks == [*TASKS] else []))
+        check(difference, *(ahead(row, "MeZO", TASKS, compared) if average and row != "MeZO" else ()))
+        if not settings:
+            continue
+        check(settings, fmean(tried(task, row) for task in TASKS))
+        ours, mezo = (list(chosen("trec", one).values()) for one in (row, "MeZO"))
+        totals = [fmean(run["memory/total_bytes"] for run in runs) for runs in (ours, mezo)]
+        check(size, totals[0] / totals[1])
+        check(seconds, fmean(run["train_seconds"] for run in ours))
+    assert len(lines) == compared + 1 - sum("as released" in row for row in league("sst2"))
+    assert sorted(round(1e4 * row["cosine"]) for row in cosines) == sorted(int(line[-1]) for line in lines if line[-1])
+
+
+def test_the_league_s_releases_are_those_of_its_archive() -> None:
+    lines = table("LEAGUE", "| SST-2       | as published |")
+    compared = len([row for row in league("sst2") if row.endswith("as released")])
+    assert len(lines) == compared
+    for row, published, released, difference in lines:
+        check(published, *mean_and_spread(right("sst2", row).values()))
+        check(released, *mean_and_spread(right("sst2", f"{row}, as released").values()))
+        check(difference, *ahead(f"{row}, as released", row, ["sst2"], compared))
 
 
 PRGE = "P-RGE (q=4), "
@@ -253,23 +307,32 @@ def test_paired_differences_between_precisions_are_those_of_the_sweep() -> None:
     )
 
 
-T_4 = 2.7764451  # Student's t with 4 degrees of freedom at 97.5 %
-MEZO = "MeZO, full (q=1)"
-PAIRS: Sequence[tuple[str, str, str]] = (
-    (r"The gap is (.*?) \(full", "FO-Adam, full", MEZO),
-    (r"MeZO\) and (.*?) points \(LoRA-FA against", "FO-Adam, LoRA-FA", "P-RGE, LoRA-FA (q=4)"),
-    (r"one on 16 differ by (.*?) points", "P-RGE, LoRA-FA (q=4)", "P-RGE, LoRA-FA (q=1)"),
-    (r"Gaussian noise: (.*?) \(pre-generated", MEZO, "PeZO, pre-generated (q=1)"),
-    (r"\(pre-generated\) and (.*?) points", MEZO, "PeZO, on the fly (q=1)"),
-    (r"beats a random one by (.*?) points", "Sensitive (C4), 0.1% (q=1)", "Random, 0.1% (q=1)"),
-    (r"largest weights \((.*?)\)", "Sensitive (C4), 0.1% (q=1)", "Weight outliers, 0.1% (q=1)"),
-    (r"one direction is (.*?) points behind", MEZO, "P-RGE, LoRA-FA (q=1)"),
-)
-
-
-@pytest.mark.parametrize(("said", "row", "other"), PAIRS)
-def test_paired_differences_between_methods_are_those_of_the_sweep(said: str, row: str, other: str) -> None:
-    check(sentence("METHODS", said), *paired("methods", row, other, T_4))
+def test_what_the_league_says_of_its_table_is_so() -> None:
+    said = sentence("LEAGUE", r"FO-Adam is (.*?) points above MeZO there over all weights, and (.*?) over LoRA-FA")
+    compared = len(league("sst2_sent").keys() | league("sst2").keys()) - 1
+    over = [ahead(f"FO-Adam, {what}", "MeZO", ["trec"], compared) for what in ("full", "LoRA-FA")]
+    check(said, *over[0], *over[1])
+    said = sentence("LEAGUE", r"of MeZO's bytes, are (.*?) points above it on TREC")
+    check(said, *ahead("FO-Adam, LoRA-FA, layer by layer", "MeZO", ["trec"], compared))
+    check(sentence("LEAGUE", r"the most frequent alone is ([\d.]+) %"), 100 * chosen("trec", "MeZO")[0]["majority"])
+    first_order = [row for row in league("trec") if row.startswith("FO-")]
+    for row in league("trec").keys() - set(first_order):
+        assert fmean(right("trec", row).values()) < 27.6, row
+    told = {
+        row
+        for row in league("trec").keys() - {"MeZO", "Zero-shot", "ICL (32 examples)"}
+        for _, low, high in [ahead(row, "MeZO", TASKS, compared)]
+        if low > 0 or high < 0
+    }
+    assert told == {"KerZOO"}
+    labels = [
+        line[0] for line in table("LEAGUE", "|                                  | SST-2, sentences |") if line[-1]
+    ]
+    rows = json.loads((DOCS / "bench" / "league_directions.json").read_text(encoding="utf-8"))  # in the same order
+    cosine = {label: row["cosine"] for label, row in zip(labels, rows, strict=True) if label in league("trec")}
+    average = [fmean(fmean(right(task, label).values()) for task in TASKS) for label in cosine]
+    found = spearmanr([*cosine.values()], average).statistic
+    check(sentence("LEAGUE", r"\(Spearman\) with the average is ([\d.]+) over (\d+) methods"), found, len(cosine))
 
 
 def test_the_readme_says_what_memory_is_planned_for_7_billion_parameters() -> None:

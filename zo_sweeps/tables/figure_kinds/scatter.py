@@ -100,6 +100,7 @@ class Scatter(FigureKind):
         axes.autoscale_view()
         at = axes.transData.transform([(series.x[0], series.y[0]) for series in panel.series] or [(0, 0)])
         scale = 72 / axes.figure.dpi
+        left, right = (x * scale for x in (axes.bbox.x0, axes.bbox.x1))
         taken = [(x * scale - 3, y * scale - 3, 6.0, 6.0) for x, y in at]
         for series, (x, y) in zip(panel.series, at, strict=False):
             if series.style == BEHIND:
@@ -109,7 +110,8 @@ class Scatter(FigureKind):
                 (x * scale + side * (wide + 8) + 4, y * scale + lines * LINE - LINE / 2, wide, LINE)
                 for side, lines in PLACES
             ]
-            box = next((b for b in boxes if not any(_overlap(b, other) for other in taken)), boxes[0])
+            free = [b for b in boxes if not any(_overlap(b, other) for other in taken)] or boxes[:1]
+            box = next((b for b in free if left <= b[0] and b[0] + wide <= right), free[0])
             taken.append(box)
             offset = (box[0] - x * scale, box[1] - y * scale)
             axes.annotate(series.label, (series.x[0], series.y[0]), offset, textcoords="offset points", fontsize=6)
