@@ -45,7 +45,7 @@ SMALL = [
     "grid.seeds=[0]",
     "executor=inline",
 ]  # added to the README's commands, so that they take seconds
-FEWER = "~grid.blocks.zo_lora_fa_q1"  # of the quickstart: five trials instead of eight
+FEWER = "~grid.blocks.zo_lora_fa_q1"  # of the quickstart: six trials instead of nine
 
 
 def section(page: str, title: str) -> str:
@@ -283,7 +283,7 @@ def test_the_python_interface_gives_weights_that_peft_and_transformers_load(
     executed(script.replace("small = [", f'small = ["{NOWHERE}", "{FEWER}", '))
     first, last, again, *table = capsys.readouterr().out.splitlines()
     trial_id, parameters = last.split()
-    assert first == again == "5 trials"
+    assert first == again == "6 trials"
     assert {line.split()[0] for line in table} >= {"Zero-shot", "FO-LoRA-FA", "ZO-LoRA-FA"}
     assert (tmp_path / "accuracy.png").stat().st_size > 5000
     for line in shown(WEIGHTS):

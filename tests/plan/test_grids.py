@@ -17,7 +17,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 
 COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed); the others: tests/papers/test_grids
-    "quickstart": (15, 16),
+    "quickstart": (17, 18),
     "demo_sst2": (40, 42),
     "methods": (312, 320),
     "precisions": (220, 228),

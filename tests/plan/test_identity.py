@@ -49,7 +49,7 @@ PLAIN = [name for name, kind in TYPES.items() if is_dataclass(kind) and name not
 @cache
 def example(kind: str = "zo") -> TrialConfig:
     """A trial of the demo grid as it was planned, of a method of this kind."""
-    planned_kinds = {config.method.kind.name: config for config in configs(named("quickstart"))}
+    planned_kinds = {config.method.kind.name: config for config in reversed(configs(named("quickstart")))}
     if kind in planned_kinds:
         return planned_kinds[kind]
     text = {"text": "Once"} if kind == "generate" else {}

@@ -106,6 +106,7 @@ def test_rows_of_earlier_results_stand_below_and_leave_those_of_today_as_they_ar
     assert [(line.rpartition("  ")[0].strip(), line.split()[-1]) for line in accuracy] == [
         ("Zero-shot", "–"),
         ("FO-LoRA-FA", "–"),
+        ("FO-LoRA-FA, layer by layer", "–"),
         ("ZO-LoRA-FA (q=1)", "–"),
         ("ZO-LoRA-FA (q=4)", "–"),
         ("Zero-shot, made by 945c2c0 [a]", "59.4"),

@@ -20,7 +20,12 @@ from zo_sweeps.tables import to_csv, to_text
 from zo_sweeps.tasks.local_rows import facts, mark
 
 Rows = list[dict[str, Any]]
-ONE_ROW = ["~grid.blocks.zero_shot", "~grid.blocks.fo_lora_fa", "~grid.blocks.zo_lora_fa_q1"]
+ONE_ROW = [
+    "~grid.blocks.zero_shot",
+    "~grid.blocks.fo_lora_fa",
+    "~grid.blocks.fo_lora_fa_layerwise",
+    "~grid.blocks.zo_lora_fa_q1",
+]
 
 
 def rows(start: int, end: int, labels: tuple[int, ...] = (0, 1)) -> Rows:
