@@ -297,6 +297,8 @@ def test_a_trial_that_ends_worse_than_the_untrained_model_says_so_in_its_cell() 
         assert (change > 1) if worse else (change < -0.01)
         assert ("not better than before training" in " ".join(remarks([outcome.metrics]))) == worse
         assert {step for _, step in evals(journal)} == {2, 4}, "what no step made is never selected"
+    by_metric, _ = run(make("method=mezo", "update.lr=1", "train.steps=4", "train.select=metric"))
+    assert "dev_loss_change" not in by_metric.metrics
 
 
 def test_a_resumed_attempt_takes_the_untrained_score_from_its_log() -> None:

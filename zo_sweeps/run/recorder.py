@@ -223,7 +223,7 @@ class Recorder:
             for split, scores in splits.items():
                 metrics[f"{split}/loss"], metrics[f"{split}/metric"] = scores.loss, scores.metric
                 metrics |= {f"{split}/{name}": value for name, value in scores.metrics.items()}
-            if math.isfinite(self.untrained):
+            if math.isfinite(self.untrained) and self.selection == ("loss", 1):  # else the loss is not what it learns
                 metrics["dev_loss_change"] = chosen.loss - self.untrained
         unmeasured = dict(self.unmeasured)
         if self.fused:
