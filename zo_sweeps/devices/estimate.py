@@ -124,7 +124,7 @@ def memory_by_part(
                 N T b (3D + Q + 4K + 2r),      (factors of rank r beside the projection v: x A^T, and it scaled)
                 N T b (H D + G I) + M(matrix), (the product with up, into which goes the weight M computes anew)
                 b D (N T + K') + logits_bytes / 2 + M(V D),  (the last hidden states, K' places of them, the head, and
-                                                    fp32 logits)
+                                                    fp32 logits; of a masked model M(V D + D^2 + 2 V))
                 b D (N T + K') + logits_bytes)      (and their exponentials)
             + 24 T (batch, and again N if points > 1)  (ids, mask, positions, which points repeat), 64 K' (128 of a
             text that is scored), rotary tables; behind a prefix 5 N T * attended  (the mask as booleans and in fp32);
@@ -311,10 +311,11 @@ class _Forwards:
         rotary += rows.tokens * (self.attended * (1 + FP32) or min(rows.shared, rows.tokens))
         last = b * width * (rows.tokens + places)
         logits = logits_bytes(1, places, vocabulary) + FP32 * places
+        decoder = width * vocabulary + arch.masked * (width * width + 2 * vocabulary)  # with the head's layer, biases
         moments: list[dict[Part, float]] = [
             {Part.ACTIVATIONS: max(attention, activated, thin) + rotary},
             {Part.ACTIVATIONS: product + rotary, Part.WORKSPACE: self.decoded + moved * _matrix(arch)},
-            {Part.ACTIVATIONS: last, Part.LOGITS: logits / 2, Part.WORKSPACE: head * vocabulary * width},
+            {Part.ACTIVATIONS: last, Part.LOGITS: logits / 2, Part.WORKSPACE: head * decoder},
             {Part.ACTIVATIONS: last, Part.LOGITS: logits},
             {Part.ACTIVATIONS: value * width, Part.WORKSPACE: written},
         ]
