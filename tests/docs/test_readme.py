@@ -213,7 +213,7 @@ def test_the_added_method_runs_and_its_results_are_a_data_frame(
     printed = capsys.readouterr().out.splitlines()
     assert {*trials["state"]} == {"SUCCEEDED"}
     for row in {*trials["row"]}:
-        (line,) = [line for line in printed if line.startswith(row)]
+        (line,) = [line for line in printed if line.startswith(f"{row} ")]
         assert "NaN" not in line or row == "Zero-shot", "zero-shot has no steps to time"
     ran = [json.loads(line) for line in (tmp_path / "zo_runs" / "ledger.jsonl").read_text().splitlines()]
     assert len(ran) > 5
