@@ -31,6 +31,7 @@ from tests.tables.examples import PUBLISHED, small
 from tests.tasks.common import load_task, spec_of
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.files import packed, unpacked
+from zo_sweeps.engine.replay import OtherBasesError
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.identity import DEMO
@@ -293,6 +294,21 @@ def test_only_what_is_not_portable_may_round_in_another_way_on_another_machine(
     for edit in (moved, score):
         status, text = said(capsys, "verify", forged(there, edited(files, trial_id, edit)), trial_id, *swept.copies)
         assert status == 1, f"{edit.__name__}: {text}"
+
+
+def test_bases_that_are_others_are_an_excuse_on_another_machine_alone(
+    swept: Swept, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def others(*_: object) -> Any:
+        raise OtherBasesError("the bases of step 1 are not those of the run")
+
+    monkeypatch.setattr(verify, "replayed", others)
+    trial_id = swept.id("zo")
+    there = forged(tmp_path / "there.tar.xz", edited(contents(swept.file), trial_id, elsewhere))
+    for file, status, mark in ((swept.file, 1, "WRONG"), (there, 0, "–")):
+        found, text = said(capsys, "verify", file, trial_id, *swept.copies)
+        assert found == status, text
+        assert any(row.startswith(mark) and "the bases of step 1" in row for row in text.splitlines())
 
 
 def test_a_configuration_that_was_changed_is_found(
