@@ -1,4 +1,4 @@
-"""The loop of docs/SMOKE.md: every grid of the papers, small, on a machine without a GPU."""
+"""The loop of jobs/smoke.sh: every grid of the papers, small, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.run.common import TINY
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 
-TEXT = (Path(__file__).parents[2] / "docs" / "SMOKE.md").read_text(encoding="utf-8")
-LINES = dict(re.findall(r"^(\w+)\|(.*)$", TEXT[TEXT.index("<<'GRIDS'") : TEXT.index("\nGRIDS\n")], re.MULTILINE))
+TEXT = (Path(__file__).parents[2] / "jobs" / "smoke.sh").read_text(encoding="utf-8")
+LINES = dict(re.findall(r"^(\w+)\|(.*)$", TEXT[TEXT.index("<<GRIDS") : TEXT.index("\nGRIDS\n")], re.MULTILINE))
 NAMES = {**dict(re.findall(r'^([A-Z_]+)="(.*)"$', TEXT, re.MULTILINE)), "MODEL": "model=demo"}
 
 

@@ -1,21 +1,21 @@
-# Every grid, small
-
-This script runs every row of every grid and prints every table and figure, on one machine without a GPU, in minutes per grid; every table says that
-the numbers are meaningless. `MODEL` is a small Llama-like model in Hugging Face format (or set `model=demo`), `DATA` the folder with the tasks and
-`text/c4_sample.jsonl` (JSON lines with a `text`).
-
-```bash
+#!/usr/bin/env bash
+# Every grid of the papers, small: every row, table, figure and report, on one machine without a GPU, in minutes per grid (prge_table5 and
+# prge_fig4, in fp16, take longer). The numbers mean nothing, and every table says so. DATA=FOLDER jobs/smoke.sh: FOLDER has the tasks and
+# text/c4_sample.jsonl (JSON lines with a `text`). MODEL=FOLDER names a small Llama-like model in Hugging Face format instead of the demo model.
 export HF_HUB_OFFLINE=1
-MODEL="model=local model.path=$MODEL"
+: "${DATA:?names the folder of the data}"
+if [[ -n ${MODEL:-} ]]; then MODEL="model=local model.path=$MODEL"; else MODEL="model=demo"; fi
 RANDOM_CAUSAL="model=random_llama"
 RANDOM_MASKED="model=random_roberta"
 FEW="split.train=16 split.dev=8 split.test=8 train.batch=4"
 LOOK="gradients.samples=8 gradients.text_samples=8 gradients.length=64"
+zo() { python -m zo_sweeps "$@"; }
+trap 'exit 130' INT; status=0
 while IFS='|' read -r grid given; do
-  python -m zo_sweeps +grid=$grid grid.relabel=true scale=smoke executor=inline data.dir=$DATA state_dir=smoke/$grid $(eval echo "$given")
-  python -m zo_sweeps figure +grid=$grid state_dir=smoke/$grid
-  python -m zo_sweeps report +grid=$grid state_dir=smoke/$grid
-done <<'GRIDS'
+  read -ra overrides <<<"$given"
+  zo "+grid=$grid" grid.relabel=true scale=smoke executor=inline "data.dir=$DATA" "state_dir=smoke/$grid" "${overrides[@]}" &&
+    zo figure "+grid=$grid" "state_dir=smoke/$grid" && zo report "+grid=$grid" "state_dir=smoke/$grid" || status=$?
+done <<GRIDS
 bytebots_frameworks|$RANDOM_CAUSAL
 bytebots_table1|$MODEL
 llama2_superglue|$MODEL $FEW update.lr=1e-4 estimator.q=2 task=sst2,copa,squad
@@ -50,6 +50,4 @@ sensitive_table1a|$MODEL $FEW task=rte,cb,wsc grid.seeds=[0]
 sensitive_table1b|$MODEL $FEW task=rte grid.seeds=[0,1]
 sensitive_table1c|$MODEL $FEW task=copa grid.seeds=[0,1]
 GRIDS
-```
-
-`prge_table5` and `prge_fig4` take longer (fp16). `pezo_table4` omits TREC, whose label words are several tokens of the demo tokenizer.
+exit "$status"
