@@ -2,6 +2,7 @@
 # Every grid of the papers, small: every row, table, figure and report, on one machine without a GPU, in minutes per grid (prge_table5 and
 # prge_fig4, in fp16, take longer). The numbers mean nothing, and every table says so. DATA=FOLDER jobs/smoke.sh: FOLDER has the tasks and
 # text/c4_sample.jsonl (JSON lines with a `text`). MODEL=FOLDER names a small Llama-like model in Hugging Face format instead of the demo model.
+# pezo_table4 is without TREC, whose label words are several tokens of the demo tokenizer.
 export HF_HUB_OFFLINE=1
 : "${DATA:?names the folder of the data}"
 if [[ -n ${MODEL:-} ]]; then MODEL="model=local model.path=$MODEL"; else MODEL="model=demo"; fi
