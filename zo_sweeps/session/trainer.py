@@ -33,10 +33,10 @@ class ZOTrainer(Trainer):
             computed for each group of rows; `{"mode": "sequential"}` forwards them one after the other.
         config_dirs: folders with methods and members of your own, as --config-dir.
 
-    A checkpoint holds what Trainer's does, but the log, `run.jsonl`, in place of the optimizer's state; where the method
-    trains an adapter of its own (prge), the adapter in PEFT format. `train(resume_from_checkpoint=...)` replays the log
-    over the weights that the model was loaded with, bit for bit and without a forward; `zo_sweeps.replay` does so without
-    a Trainer.
+    A checkpoint holds what Trainer's does, but the log, `run.jsonl`, in place of the optimizer's state; where the
+    method trains an adapter of its own (prge), the adapter in PEFT format. `train(resume_from_checkpoint=...)` replays
+    the log over the weights that the model was loaded with, bit for bit and without a forward; `zo_sweeps.replay` does
+    so without a Trainer.
 
     Raises UserError for several devices and for weight decay; in `train`, as `Optimizer` does. Cost of a step: the
     method's forwards.
