@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # The first import of a submodule binds it as an attribute of the package. These three, whose __init__ files are empty,
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 
     from zo_sweeps.plan.build import Plan
     from zo_sweeps.session.optimizer import Optimizer
+    from zo_sweeps.session.trainer import ZOTrainer
 
 __version__ = VERSION
-__all__ = ["Optimizer", "plan", "replay", "results", "run", "save_adapter", "weights"]
+__all__ = ["Optimizer", "ZOTrainer", "plan", "replay", "results", "run", "save_adapter", "weights"]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "Optimizer":  # a class of torch's, which is loaded on its first use
+    homes = {"Optimizer": "optimizer", "ZOTrainer": "trainer"}  # classes of torch and transformers, loaded on first use
+    if name not in homes:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from zo_sweeps.session.optimizer import Optimizer
-
-    return Optimizer
+    return getattr(import_module(f"zo_sweeps.session.{homes[name]}"), name)
 
 
 # Every function imports its dependencies when called: the engine alone runs on machines without Ray, Hydra or MLflow.

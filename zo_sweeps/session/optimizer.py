@@ -107,6 +107,11 @@ class Optimizer(torch.optim.Optimizer):
         self.estimate: Estimate | None = None
         super().__init__(list(self.space.params.values()), {"lr": config.update.lr})
 
+    @property
+    def definition(self) -> Space:
+        """The definition of the trained space, with its options."""
+        return self._config.space
+
     def step(self, closure: Callable[..., Tensor | float]) -> float:  # type: ignore[override]  # torch's may be None
         """Take one step; return its loss, the mean over its points.
 
@@ -165,9 +170,34 @@ class Optimizer(torch.optim.Optimizer):
         return f
 
     def save(self, path: str | Path) -> None:
-        """Write the log as JSON lines: a header with the whole configuration, then a step each. See `replay`."""
+        """Write the log as JSON lines: a header with the whole configuration, then a step each. See `load`."""
         lines = [self._header(), *(one._asdict() for one in self.log)]
         replace_text(Path(path), "".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def load(self, path: str | Path) -> None:
+        """Take the steps of a saved log, without their forwards; the weights must be those where its run began.
+
+        Raises UserError for a file that is no such log, for one of another method, option, seed, shape or version, for
+        weights where it did not begin, and for a method whose directions depend on the minibatches (agzo).
+        """
+        header, log = _read(path)
+        if header["numerics"] != self._header()["numerics"]:
+            what = f"the log is of zo_sweeps {header['zo_sweeps']}, whose steps had other bits"
+            raise UserError(what, where=str(path), fix=f"pip install zo-sweeps=={header['zo_sweeps']}")
+        _must_agree(header, self._header(), str(path))
+        perturbation = self._config.perturbation
+        if perturbation.reads is Reads.DATA:
+            what = f"the directions of {perturbation.name} depend on {perturbation.reads.value}, and are in no log"
+            raise UserError(what, where=str(path), fix="keep the model's state_dict and the optimizer's")
+        if header["start"] != _fingerprint(self.space.params):
+            fix = "load the weights that the optimizer was made with"
+            raise UserError("the model does not have the weights where the run began", where=str(path), fix=fix)
+        self.log, self._start = log, header["start"]
+        coefs, rates = [one.coefs for one in log], lambda number: log[number - 1].lr
+        self._state = apply(self._method, self.space.params, coefs, rates, seed=self._seed)
+        self._write()
+        if log:
+            self.param_groups[0]["lr"] = log[-1].lr
 
     def _header(self) -> dict[str, Any]:
         """Return what, with the initial weights and the log, makes the run again."""
@@ -216,40 +246,27 @@ def replay(model: nn.Module, path: str | Path) -> Optimizer:
     """Apply a saved log to the weights where its run began, in place; return the optimizer after its last step.
 
     The result has the run's bits on the same kind of device, and the optimizer goes on from there. Cost: the directions
-    of every step, and no forward.
-
-    Raises UserError for a file that is no such log, for weights where it did not begin or of another shape, and for a
-    method whose directions depend on the minibatches (agzo).
+    of every step, and no forward. Raises UserError as `Optimizer.load` does.
     """
-    with reading():
-        header, *lines = [parse_object(line) for line in Path(path).read_bytes().splitlines() or [b""]]
-    if header is None or "zo_sweeps" not in header or None in lines:
-        raise UserError("not the log of a run", where=str(path), fix="Optimizer.save writes one")
+    header, _ = _read(path)
     opt = Optimizer(
         model, header["method"], seed=header["seed"], config_dirs=header["config_dirs"], **header["options"]
     )
     try:
-        if header["numerics"] != opt._header()["numerics"]:
-            what = f"the log is of zo_sweeps {header['zo_sweeps']}, whose steps had other bits"
-            raise UserError(what, where=str(path), fix=f"pip install zo-sweeps=={header['zo_sweeps']}")
-        _must_agree(header, opt._header(), str(path))
-        perturbation = opt._config.perturbation
-        if perturbation.reads is Reads.DATA:
-            what = f"the directions of {perturbation.name} depend on {perturbation.reads.value}, and are in no log"
-            raise UserError(what, where=str(path), fix="keep the model's state_dict and the optimizer's")
-        if header["start"] != opt._start:
-            fix = "load the weights that the optimizer was made with"
-            raise UserError("the model does not have the weights where the run began", where=str(path), fix=fix)
+        opt.load(path)
     except UserError:
         opt.space.uninstall()
         raise
-    opt.log = [Logged(one["lr"], one["loss"], tuple(one["coefs"])) for one in lines if one is not None]
-    coefs, rates = [one.coefs for one in opt.log], lambda number: opt.log[number - 1].lr
-    opt._state = apply(opt._method, opt.space.params, coefs, rates, seed=opt._seed)
-    opt._write()
-    if opt.log:
-        opt.param_groups[0]["lr"] = opt.log[-1].lr
     return opt
+
+
+def _read(path: str | Path) -> tuple[dict[str, Any], list[Logged]]:
+    """Return the header and the steps of a saved log. Raises UserError for any other file."""
+    with reading():
+        header, *lines = [parse_object(line) for line in Path(path).read_bytes().splitlines() or [b""]]
+    if header is None or "zo_sweeps" not in header or None in lines:
+        raise UserError("not the log of a run", where=str(path), fix="Optimizer.save writes one")
+    return header, [Logged(one["lr"], one["loss"], tuple(one["coefs"])) for one in lines if one is not None]
 
 
 class _Seen:

@@ -1,0 +1,150 @@
+"""A Trainer of transformers whose steps are zeroth-order: forwards alone, and a run that is its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer
+from transformers.trainer import SCHEDULER_NAME
+
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.models import adapters
+from zo_sweeps.session.optimizer import Optimizer
+
+LOG = "run.jsonl"  # in every checkpoint
+
+
+class ZOTrainer(Trainer):
+    """A `transformers.Trainer` that takes the steps of a named zeroth-order method, by `zo_sweeps.Optimizer`.
+
+    TrainingArguments keep their meaning: a step's minibatch has `per_device_train_batch_size` times
+    `gradient_accumulation_steps` rows, `learning_rate` and its schedule are the method's, `seed` also that of its
+    directions. What concerns gradients (`optim` and its options, `max_grad_norm`) has no effect. The model is in eval
+    mode: dropout would differ from point to point.
+
+    Args:
+        args, kwargs: Trainer's.
+        method: a name in conf/method, such as mezo, lozo or prge.
+        options: the method's options, as for `Optimizer`. With several points in a forward (prge), the model's loss is
+            computed for each group of rows; `{"mode": "sequential"}` forwards them one after the other.
+        config_dirs: folders with methods and members of your own, as --config-dir.
+
+    A checkpoint holds what Trainer's does, but the log, `run.jsonl`, in place of the optimizer's state; where the
+    method trains an adapter of its own (prge), the adapter in PEFT format. `train(resume_from_checkpoint=...)` replays
+    the log over the weights that the model was loaded with, bit for bit and without a forward; `zo_sweeps.replay` does
+    so without a Trainer.
+
+    Raises UserError for several devices and for weight decay; in `train`, as `Optimizer` does. Cost of a step: the
+    method's forwards.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        method: str = "mezo",
+        options: Mapping[str, Any] | None = None,
+        config_dirs: Sequence[str | Path] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        devices = max(self.args.world_size, self.args.n_gpu)
+        if devices > 1:
+            what = f"each of {devices} devices would take steps of its own"
+            raise UserError(what, where="ZOTrainer", fix="start one process, with CUDA_VISIBLE_DEVICES=0")
+        if self.args.weight_decay:
+            what = f"weight_decay={self.args.weight_decay} is no part of a zeroth-order step"
+            raise UserError(what, where="TrainingArguments", fix="leave it out")
+        self._given = {"method": method, "config_dirs": config_dirs, **(options or {})}
+        self._log: Path | None = None  # of the checkpoint to go on from
+        self._held: list[dict[str, Any]] = []  # minibatches of the step that begins
+
+    @property
+    def zo(self) -> Optimizer:
+        """The optimizer: its log, its last losses, its space."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Make the method's optimizer; where a run is resumed, after the steps of its log."""
+        if self.optimizer is None:
+            given = {"lr": self.args.learning_rate, "seed": self.args.seed, **self._given}
+            self.optimizer = _Stepped(self.model, **given)
+            if self._log is not None:
+                self.optimizer.load(self._log)
+        return self.optimizer
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Hold the minibatch, and with the last one of a step take the step; return its loss, else 0."""
+        self._held.append(self._prepare_inputs(inputs))
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        model.eval()
+        batches, self._held = self._held, []
+        loss = self.zo.step(lambda points: self._losses(batches, num_items_in_batch, points))
+        return torch.tensor(loss, device=self.args.device)
+
+    def _losses(self, batches: Sequence[dict[str, Any]], items: Tensor | int | None, points: int) -> Tensor:
+        """Return the losses [P] of a step's minibatches, whose rows stand P times in a forward."""
+        summed = self.compute_loss_func is not None or (self.model_accepts_loss_kwargs and items is not None)
+        with self.compute_loss_context_manager():
+            if points == 1:
+                losses = [self.compute_loss(self.model, {**one}, num_items_in_batch=items) for one in batches]
+            else:
+                losses = [self._of_groups(one, items if summed else None, points) for one in batches]
+        total = torch.stack(losses).float().sum(0)
+        return total if summed else total / len(batches)
+
+    def _of_groups(self, batch: Mapping[str, Any], items: Tensor | int | None, points: int) -> Tensor:
+        loss_of = getattr(self.model, "loss_function", None)
+        if loss_of is None or self.compute_loss_func or self.label_smoother or "labels" not in batch:
+            what = "several points in a forward need the model's own loss of logits and labels"
+            raise UserError(what, where="ZOTrainer", fix='options={"mode": "sequential"}')
+        rows = {key: value.repeat(points, *[1] * (value.dim() - 1)) for key, value in batch.items() if key != "labels"}
+        logits, width = self.model(**rows).logits, self.model.config.get_text_config().vocab_size
+        given = {} if items is None else {"num_items_in_batch": items}
+        return torch.stack([loss_of(one, batch["labels"], vocab_size=width, **given) for one in logits.chunk(points)])
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log as Trainer does, but no norm of a gradient that nobody computed."""
+        super().log({key: value for key, value in logs.items() if key != "grad_norm"}, *args, **kwargs)
+
+    # What a checkpoint holds. Trainer has no other seams for it than these methods.
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        if not self._trains_an_adapter():
+            return super()._save(output_dir, state_dict)
+        folder, definition = output_dir or self.args.output_dir, self.zo.definition
+        adapters.save(self.zo.space, definition, folder, module=self.model, base=self.model.name_or_path)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    def _trains_an_adapter(self) -> bool:
+        return self.optimizer is not None and self.zo.definition.adapter is not None
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        self.zo.save(Path(output_dir) / LOG)
+        torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        self._log = Path(resume_from_checkpoint) / LOG
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+            (self.zo.param_groups[0]["lr"],) = self.lr_scheduler.get_last_lr()  # the log ends with the last step's
+
+    def _load_best_model(self) -> None:
+        if not self._trains_an_adapter():
+            return super()._load_best_model()
+        adapters.load(self.zo.space, self.zo.definition, self.state.best_model_checkpoint)
+
+
+class _Stepped(Optimizer):
+    """Takes its steps in `training_step`; Trainer calls `step` once more, without a closure, for its scheduler."""
+
+    def step(self, closure: Any = None) -> float | None:
+        return None if closure is None else super().step(closure)
