@@ -246,7 +246,7 @@ def test_the_loop_of_the_readme_trains_and_replays(tmp_path: Path, monkeypatch: 
 def test_the_loops_of_the_page_train_and_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the model that ships, in fp32, with fewer steps; each method's first and last losses are kept."""
     monkeypatch.chdir(tmp_path)
-    (script,) = code(LOOP, "python")
+    script, _ = code(LOOP, "python")
     script = script.replace('"HuggingFaceTB/SmolLM2-135M"', repr(str(DEMO))).replace("range(20)", "range(4)")
     made: list[zo_sweeps.Optimizer] = []
 
@@ -266,6 +266,17 @@ def test_the_loops_of_the_page_train_and_replay(tmp_path: Path, monkeypatch: pyt
     assert prge.log[-1].loss < prge.log[0].loss
     assert {name.rsplit(".", 2)[1] for name in prge.space.params} == {"q_proj", "v_proj"}
     assert mezo.log[0].loss == pytest.approx(lozo.log[0].loss, rel=1e-3), "both begin at the same weights"
+
+
+@pytest.mark.unit
+def test_the_trainer_of_the_page_goes_on_from_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As written, on the model that ships: the page's own assertion is that both logs are the same."""
+    monkeypatch.chdir(tmp_path)
+    _, script = code(LOOP, "python")
+    script = script.replace('"HuggingFaceTB/SmolLM2-135M"', repr(str(DEMO))).replace("steps=20", "steps=4")
+    names = executed(script.replace("save_steps=10", "save_steps=2").replace("checkpoint-10", "checkpoint-2"))
+    assert [len(names[name].zo.log) for name in ("whole", "resumed")] == [4, 4]
+    assert (tmp_path / "out" / "checkpoint-4" / "adapter_model.safetensors").is_file()
 
 
 @pytest.mark.e2e
