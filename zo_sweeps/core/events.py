@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from zo_sweeps.core.shape import MalformedError, S, Shape, item
+from zo_sweeps.core.document import MalformedError, S, Shape, item
 from zo_sweeps.core.trial import DEPTH, FACTS, LONG, NAME, NUMBERS, DeviceRecord, Outcome, Sharing, Trial
 
 LIST = 10**6  # entries
@@ -280,14 +280,14 @@ class Rung(Event, kind="rung"):
 class ClientLine(Event, kind="log"):
     """A line of the light client's log; see `core.light_client`."""
 
-    line: dict[str, Any] = item()  # noqa: RUF009 (it declares the field)
+    line: dict[str, Any] = item()
 
 
 @dataclass(frozen=True, kw_only=True)
 class End(Event, kind="end"):
     """The end of an attempt."""
 
-    outcome: Outcome = item()  # noqa: RUF009 (it declares the field)
+    outcome: Outcome = item()
 
 
 @dataclass(frozen=True, kw_only=True)

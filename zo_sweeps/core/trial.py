@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from zo_sweeps.core.document import Shape, item
 from zo_sweeps.core.memory_parts import MEANINGS, SCORING, TOTAL
-from zo_sweeps.core.shape import Shape, item
 
 LONG = 2**22  # characters of a text that is somebody's own: an error, a file
 NAME = 1000
@@ -272,7 +272,7 @@ class Outcome(Shape):
     """
 
     trial_id: str = item(most=NAME)
-    state: TrialState = item(most=NAME)  # noqa: RUF009 (it declares the field)
+    state: TrialState = item(most=NAME)
     metrics: Mapping[str, float] = item(dict, entries=NUMBERS)
     selected_step: int = item(0)
     steps_done: int = item(0)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from zo_sweeps.core.document import MalformedError
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import (
     End,
@@ -34,7 +35,6 @@ from zo_sweeps.core.events import (
     write_event,
 )
 from zo_sweeps.core.files import line_number, parse_object, read_lines, unpacked
-from zo_sweeps.core.shape import MalformedError
 from zo_sweeps.core.trial import Outcome
 
 DURABLE = (Start, ScoredDev, Rung, ScoredTest, End)  # fsynced: on the disk, not only in the kernel's cache
