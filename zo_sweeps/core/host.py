@@ -1,4 +1,4 @@
-"""Names and sizes of this machine, and child processes that do not outlive their parent."""
+"""This machine and what is installed on it: names, versions, the project's own packages, and child processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import platform
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,55 @@ def version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A package of this project that is found by its entry points.
+
+    Args:
+        module: that it installs.
+        offers: group of entry points, without `zo_sweeps.` -> names in it.
+    """
+
+    name: str
+    module: str
+    offers: Mapping[str, tuple[str, ...]]
+
+    @property
+    def distribution(self) -> str:
+        """The name of the package."""
+        return self.module.replace("_", "-")
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return f"pip install 'zo-sweeps[{self.name}]'"
+
+
+EXTRAS = (
+    Extra(
+        "agents",
+        "zo_sweeps_agent",
+        {"command": ("agent",), "part": ("agents", "gateway"), "benchmark": ("agents",)},
+    ),
+    Extra(
+        "edge",
+        "zo_sweeps_edge",
+        {"runtime": ("executorch",), "command": ("export-program",), "benchmark": ("programs",)},
+    ),
+    Extra("rtl", "zo_sweeps_rtl", {"kind": ("synthesis",), "command": ("rtl",)}),
+)
+
+
+def is_ours(module: str) -> bool:
+    """Return whether a module is of zo_sweeps or of one of these packages."""
+    return module.partition(".")[0] in ("zo_sweeps", *(extra.module for extra in EXTRAS))
+
+
+def offering(group: str, name: str) -> Extra | None:
+    """Return the package that offers `name` in a group of entry points."""
+    return next((extra for extra in EXTRAS if name in extra.offers.get(group, ())), None)
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from zo_sweeps.core import fingerprint
 from zo_sweeps.core.errors import UserError, together, unknown
-from zo_sweeps.core.extras import is_ours
+from zo_sweeps.core.host import is_ours
 
 T = TypeVar("T")
 Member = TypeVar("Member", bound="Definition")
