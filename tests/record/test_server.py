@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from base64 import b64encode
 from configparser import ConfigParser
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -106,7 +107,7 @@ def test_a_server_that_cannot_start_is_explained_by_its_log(tmp_path: Path) -> N
     (tmp_path / "mlflow").mkdir()
     (tmp_path / "mlflow" / "mlflow.db").write_text("this is no database" * 100)
     with (
-        server.running(tmp_path) as running,
+        closing(server.start(tmp_path)) as running,
         pytest.raises(
             UserError, match=r"the MLflow server ended while starting: .*file is not a database.*server\.log"
         ),

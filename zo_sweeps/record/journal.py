@@ -13,7 +13,6 @@ import os
 import re
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -72,7 +71,11 @@ class Journal:
         try:
             if self._fd < 0:
                 self._open()
-            data, checksum = _checked([text.encode("utf-8", "surrogatepass") for text in texts], self._checksum)
+            data, checksum = bytearray(), self._checksum
+            for text in texts:
+                body = text[:-1].encode("utf-8", "surrogatepass")
+                checksum = zlib.crc32(body, checksum)
+                data += body + b',"crc":"%08x"}\n' % checksum
             self._write(data)
             self._checksum = checksum
             if any(isinstance(event, DURABLE) for event in batch):
@@ -111,7 +114,7 @@ class Journal:
             raise
         self._fd = fd
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytearray) -> None:
         size = os.fstat(self._fd).st_size
         rest = memoryview(data)
         try:
@@ -157,16 +160,6 @@ def read_events(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Eve
 
 def _damaged(what: str, path: str | os.PathLike[str], end: int) -> UserError:
     return UserError(f"{what} in a journal", where=f"{path}:{line_number(path, end)}", fix=_RERUN + Path(path).stem)
-
-
-def _checked(lines: Sequence[bytes], before: int) -> tuple[bytes, int]:
-    """Return JSON objects as lines with their checksums, and the last of these."""
-    data = bytearray()
-    for line in lines:
-        body = line[:-1]
-        before = zlib.crc32(body, before)
-        data += body + b',"crc":"%08x"}\n' % before
-    return bytes(data), before
 
 
 def _checksum_before(fd: int, offset: int) -> int | None:
@@ -264,7 +257,7 @@ class JournalStore:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.folder = Path(root) / "journal"
-        self._open: OrderedDict[str, Journal] = OrderedDict()
+        self._open: dict[str, Journal] = {}
         self._lock = threading.Lock()
 
     def path(self, trial_id: str) -> Path:
@@ -276,7 +269,7 @@ class JournalStore:
             journal = self._open.pop(trial_id, None) or Journal(self.path(trial_id))
             self._open[trial_id] = journal  # the most recently used is last
             if len(self._open) > _OPEN_FILES:
-                self._open.popitem(last=False)[1].close()
+                self._open.pop(next(iter(self._open))).close()
             journal.extend(events)
 
     def read(self, trial_id: str, *, ended: bool = False) -> list[Event]:

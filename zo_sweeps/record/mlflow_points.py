@@ -124,7 +124,7 @@ def place_tags(events: Sequence[Event]) -> dict[str, str]:
 
 
 def version_tags(versions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `zo.git_commit` and `zo.versions` of a `provenance.collect()`, or of a plain {package: version}."""
+    """Return `zo.git_commit` and `zo.versions` of `core.host.provenance()`, or of a plain {package: version}."""
     packages = versions.get("packages", versions)
     commit = versions.get("git_commit")
     return {

@@ -31,9 +31,9 @@ import yaml
 from zo_sweeps.core.errors import UserError, nothing_run
 from zo_sweeps.core.events import FinishedSweep, MadeFile, Uploaded, only
 from zo_sweeps.core.files import read_objects, replace_text
+from zo_sweeps.core.host import provenance
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
-from zo_sweeps.record import provenance
 from zo_sweeps.record.journal import Journal, JournalStore, born, outcome, read_events
 from zo_sweeps.record.server import ARTIFACTS, DATABASE, client_of, is_temporary, own_client, reason, silence
 from zo_sweeps.record.sweep_book import BookContents, SweepBook, SweepInfo, books
@@ -57,13 +57,9 @@ class _Sent:
 
 
 class SweepRuns:
-    """The parent run of a sweep and its child runs, one per trial. Call `open` first. Not thread-safe.
+    """The parent run of a sweep, which `began` first at this Unix time, and its child runs, one per trial.
 
-    Args:
-        uri: the server; None for the state directory's own store.
-        began: when the sweep was first run (Unix time).
-
-    Raises the MLflow client's errors; `is_temporary` tells which to retry.
+    Call `open` first. Not thread-safe. Raises the MLflow client's errors; `is_temporary` tells which to retry.
     """
 
     def __init__(self, uri: str | None, experiment: str, sweep: SweepInfo, began: float, state_dir: Path) -> None:
@@ -79,7 +75,7 @@ class SweepRuns:
     def open(self) -> None:
         """Find or create the experiment and the parent run; close the runs that a killed driver left running."""
         self._client = client_of(self._uri) if self._uri else own_client(self._folder / DATABASE)
-        self._provenance = provenance.collect()
+        self._provenance = provenance()
         id_file = self._folder / "store_id"  # made once: drivers that share a server do not close each other's runs
         if not id_file.exists():
             replace_text(id_file, os.urandom(6).hex())
@@ -146,10 +142,7 @@ class SweepRuns:
         return run_id
 
     def _close_running(self) -> None:
-        """Close the runs of this state directory that are shown as running although no driver runs them.
-
-        A trial that resumes reopens its run with its next event.
-        """
+        """Close the runs of this state directory that no driver runs; a trial that resumes reopens its own."""
         where = [experiment.experiment_id for experiment in self._client.search_experiments()]
         running = f"attributes.status = 'RUNNING' and tags.`zo.store` = '{self._store_id}'"
         while runs := self._client.search_runs(where, f"{running} and attributes.run_id != '{self.parent}'"):
@@ -204,9 +197,8 @@ class SweepRuns:
             if ended.traceback:
                 self._log_text(sent.run_id, ended.traceback, "traceback.txt")
             self._client.set_terminated(sent.run_id, status, int(events[-1].time * 1000))
-            with contextlib.closing(Journal(self._folder / "sent.jsonl")) as acknowledged:
-                whole = Uploaded(server=self._server, trial_id=trial.trial_id, born=began, bytes=size)
-                acknowledged.append(whole)
+            with Journal(self._folder / "sent.jsonl") as acknowledged:
+                acknowledged.append(Uploaded(server=self._server, trial_id=trial.trial_id, born=began, bytes=size))
         elif sent.status != status:
             self._client.update_run(sent.run_id, status=status)
         self._sent[trial.trial_id] = _Sent(sent.run_id, began, status, {}, tags, len(points), size)
@@ -300,12 +292,10 @@ class MlflowMirror:
     """Sends the journals of a sweep to an MLflow store, in a thread: on a timer, and when `drain` asks for it.
 
     Args:
-        uri: tracking server; None for the state directory's own store, written without a server.
+        uri: the server; None for the state directory's own store.
         experiment: name of the MLflow experiment; created if it is missing.
-        sweep: the parent run.
-        state_dir: the folder of the journals (see JournalStore).
         say: prints a line for the user. An unreachable store is reported once.
-        patience: grace period, in seconds, before an unreachable store is reported.
+        patience: grace period, in seconds, before that.
 
     No method raises because of the store; a full disk raises UserError, as it does for the journals. `close` ends the
     thread; anything unsent is sent the next time.
@@ -358,10 +348,7 @@ class MlflowMirror:
         metrics: Mapping[str, float] | None = None,
         status: str = "FINISHED",
     ) -> None:
-        """End the parent run once the queue is empty, with `table.md` and further files as artifacts, and its metrics.
-
-        `status`: FINISHED, FAILED, or KILLED for a sweep that was interrupted.
-        """
+        """End the parent run once the queue is empty: FINISHED, FAILED, or KILLED for a sweep that was interrupted."""
         self._final = self._book.finish({"table.md": table_markdown, **(files or {})}, metrics or {}, status)
 
     def drain(self, timeout: float) -> int:
@@ -473,15 +460,10 @@ def lock_mirror(state_dir: Path) -> int | None:
 
 
 def sync(state_dir: str | os.PathLike[str], uri: str | None = None, say: Callable[[str], None] = print) -> int:
-    """Send everything in a state folder's journals that a store lacks; return the number of trials sent.
+    """Send everything in a state folder's journals that a store lacks, and `say` a line per sweep.
 
-    Args:
-        state_dir: the state folder; all sweeps that were run there are sent.
-        uri: the tracking server; None for the state folder's own store.
-        say: prints a line for the user, one per sweep.
-
-    Raises UserError if there is nothing to send, a sweep is sending from the folder, the store does not answer, or it
-    refuses some of the rows; the rows that it accepted stay.
+    Return the number of trials sent. Raises UserError if there is nothing to send, a sweep is sending from the folder,
+    the store does not answer, or it refuses some of the rows; the rows that it accepted stay.
     """
     folder = Path(state_dir).resolve()
     sweeps = list(books(folder))

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -124,16 +123,6 @@ def prepare(state_dir: str | os.PathLike[str], port: int | None = None, host: st
             raise UserError("MLflow's passwords need the package flask-wtf", fix="pip install 'mlflow[auth]'")
         _make_password(credentials(state_dir))
     return _free_port(port, host)
-
-
-@contextlib.contextmanager
-def running(state_dir: str | os.PathLike[str], port: int | None = None) -> Iterator[Server]:
-    """Run a server inside the `with` block. It may still be starting."""
-    server = start(state_dir, port)
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 def is_healthy(uri: str) -> bool:

@@ -43,8 +43,8 @@ class Recorder:
         evaluations: step -> its scores on dev.
         measured: metrics of the outcome, by name.
         unmeasured: how the names of metrics begin that cannot be measured here -> the reason.
-        mask, quantized, initial: fingerprints of the sparse mask, the computed codes and the computed initial values
-            that the trial began with; "" before there are any.
+        began: class of event -> fingerprint of the sparse mask, computed codes or computed initial values that the
+            trial began with, once there are any.
         lost: step -> share of its update that rounding lost, where it is measured.
         noise: step -> rounding noise of its losses and their spread, where it is measured.
         seen: steps whose gradients are already recorded.
@@ -62,10 +62,7 @@ class Recorder:
         self.evaluations = {event.step: event for event in only(ScoredDev, journal)}
         self.test = next(iter(only(ScoredTest, journal)), None)
         self.seen = {event.step for event in only(events.SquaredGradients, journal)}
-        self.mask, self.quantized, self.initial = (
-            "".join(event.fingerprint for event in only(computed, journal)[-1:])
-            for computed in (events.ComputedMask, events.ComputedCodes, events.ComputedInitial)
-        )
+        self.began = {type(event): event.fingerprint for event in only(events.Computed, journal)}
         self.lost = {event.step: event.lost for event in only(events.Updates, journal)}
         starts, reports = only(Start, journal), only(Steps, journal)
         self.noise = {int(step): (noise, signal) for one in reports for step, noise, signal in one.rounding or ()}
@@ -100,6 +97,12 @@ class Recorder:
         """Send an event; return it."""
         self._sink.emit(event)
         return event
+
+    def began_with(self, computed: events.Computed) -> str:
+        """Return the fingerprint that the trial began with; the first is kept and reported."""
+        if type(computed) not in self.began:
+            self.began[type(computed)] = self.emit(computed).fingerprint
+        return self.began[type(computed)]
 
     def take(self, event: StepDone | Evaluated) -> None:
         """Keep and report an event, unless an earlier attempt did (a first-order run restarts from step 1)."""

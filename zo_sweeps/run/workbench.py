@@ -104,15 +104,6 @@ def base_model(config: TrialConfig, warm_key: str, devices: Sequence[torch.devic
     return warm.model
 
 
-def plain_model(config: TrialConfig, device: torch.device) -> CausalModel:
-    """Return the base model with its weights themselves, also if the trial stores codes; it takes the place of `warm`.
-
-    The caller must hold no other reference to the cached model.
-    """
-    _drop()
-    return load(config.model, config.precision.dtype, device)
-
-
 def _drop() -> None:
     """Free the cached model before the next one is loaded."""
     global warm
@@ -238,23 +229,17 @@ class Workbench:
             for name, param in installed.params.items():
                 param.data.copy_(initial[name])
         if space.starts_computed:
-            self._begin_at(digest(installed.params))
+            here = digest(installed.params)
+            self.began_elsewhere = self.recorder.began_with(ComputedInitial(fingerprint=here)) != here
+            if self.began_elsewhere:
+                self.recorder.say("initial", OTHER_START.format(space=space.name))
         return installed
-
-    def _begin_at(self, mark: str) -> None:
-        """Keep the fingerprint of the initial values, or say that the trial began with others."""
-        recorder = self.recorder
-        if not recorder.initial:
-            recorder.initial = mark
-            recorder.emit(ComputedInitial(fingerprint=mark))
-        self.began_elsewhere = recorder.initial != mark
-        if self.began_elsewhere:
-            recorder.say("initial", OTHER_START.format(space=self.config.space.name))
 
     def agreed(self, space: InstalledSpace) -> bytes:
         """Return a fingerprint of everything that leader and followers must agree on, beyond the configuration."""
         shapes = [[name, list(param.shape)] for name, param in space.params.items()]
-        return fingerprint([self.recorder.mask, self.recorder.quantized, shapes]).encode()
+        marks = [self.recorder.began.get(computed, "") for computed in (ComputedMask, ComputedCodes)]
+        return fingerprint([*marks, shapes]).encode()
 
     def examples_of(self, step: int) -> list[EncodedExample]:
         """Return the rows of a step's minibatch, or of the one with this number (see `Estimator.minibatches`)."""
@@ -375,37 +360,31 @@ class Workbench:
 
     def _mask(self, layers: Sequence[str]) -> Found:
         """Return the first mask and the function that computes later ones. A log continues only over its own mask."""
-        recorder = self.recorder
         loaded = lambda: self.model
         plain = self._plain if self.config.precision.coded else loaded
-        mask, mark = sensitive_mask(self.config, loaded, plain, layers, self.splits.train, self.evaluated)
+        mask, here = sensitive_mask(self.config, loaded, plain, layers, self.splits.train, self.evaluated)
         self.model = base_model(self.config, self.warm_key, self.devices)  # the same, if `_plain` was not called
-        if recorder.mask not in ("", mark):
+        computed = ComputedMask(fingerprint=here, entries=sum(map(len, mask.masks.values())))
+        if (began := self.recorder.began_with(computed)) != here:
             raise UserError(
-                f"the mask computed here ({mark}) differs from the one that this trial began with ({recorder.mask})",
+                f"the mask computed here ({here}) differs from the one that this trial began with ({began})",
                 fix="rerun the trial from its first step, or copy the mask store of the machine where it began",
             )
-        if not recorder.mask:
-            recorder.mask = mark
-            entries = sum(map(len, mask.masks.values()))
-            recorder.emit(ComputedMask(fingerprint=mark, entries=entries))
         return mask
 
     def _same_codes(self) -> None:
         """Record computed codes. A log continues only over its own: another kind of machine may compute other ones."""
-        recorder, package = self.recorder, self.model.package
-        if package is None:
+        if self.model.package is None:
             return
-        if recorder.quantized not in ("", package.codes):
+        here = self.model.package.codes
+        if (began := self.recorder.began_with(ComputedCodes(fingerprint=here))) != here:
             raise UserError(
-                f"the codes here ({package.codes}) differ from those that this trial began with ({recorder.quantized})",
+                f"the codes here ({here}) differ from those that this trial began with ({began})",
                 fix="rerun the trial from its first step, or run it from a package",
             )
-        if not recorder.quantized:
-            recorder.quantized = package.codes
-            recorder.emit(ComputedCodes(fingerprint=package.codes))
 
     def _plain(self) -> CausalModel:
         """Return the model with the weights themselves, in place of the one that stores codes, which is freed."""
-        del self.model
-        return plain_model(self.config, self.device)
+        del self.model  # the last other reference to the cached model
+        _drop()
+        return load(self.config.model, self.config.precision.dtype, self.device)
