@@ -96,19 +96,12 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is accepted in a field. Integers are at least 0; without `most`, floats may be NaN.
+    """What is accepted in a field. Integers are at least 0; without `most`, floats may be NaN."""
 
-    Args:
-        most: the largest number, or the most characters of a text.
-        entries: the most entries of a list or a mapping; `most` is then of each.
-        pattern: of a whole text.
-        depth: of a mapping to Any: how deep it may be nested; its `entries` are then those of all levels. 0: any.
-    """
-
-    most: float | None = None
-    entries: int = ENTRIES
-    pattern: re.Pattern[str] | None = None
-    depth: int = 0
+    most: float | None = None  # the largest number, or the most characters of a text
+    entries: int = ENTRIES  # the most of a list or a mapping; `most` is then of each
+    pattern: re.Pattern[str] | None = None  # of a whole text
+    depth: int = 0  # of a mapping to Any: how deep it may be nested, `entries` being of all levels; 0: any
 
 
 def item(default: Any = MISSING, **bounds: Any) -> Any:

@@ -49,9 +49,9 @@ def canonical_json(value: object) -> str:
     return json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def fingerprint(value: object, length: int = 16) -> str:
-    """Return the first `length` hex digits of the SHA-256 of `canonical_json(value)`."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:length]
+def fingerprint(value: object) -> str:
+    """Return the first 16 hex digits of the SHA-256 of `canonical_json(value)`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
 
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -87,16 +87,11 @@ def _run_git(folder: Path, *arguments: str) -> str:
 
 @dataclass(frozen=True)
 class Extra:
-    """A package of this project that is found by its entry points.
-
-    Args:
-        module: that it installs.
-        offers: group of entry points, without `zo_sweeps.` -> names in it.
-    """
+    """A package of this project that is found by its entry points."""
 
     name: str
-    module: str
-    offers: Mapping[str, tuple[str, ...]]
+    module: str  # that it installs
+    offers: Mapping[str, tuple[str, ...]]  # group of entry points, without `zo_sweeps.` -> names in it
 
     @property
     def distribution(self) -> str:

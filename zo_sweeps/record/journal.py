@@ -351,15 +351,10 @@ def gradients(events: Sequence[Event]) -> dict[int, SquaredGradients]:
 
 @dataclass(frozen=True)
 class RowPredictions:
-    """The predictions of one trial.
+    """The predictions of one trial; those on the same rows can be compared example by example."""
 
-    Args:
-        rows: digest of the test rows; predictions on the same rows can be compared example by example.
-        right: whether each prediction is right, in the order of the rows.
-    """
-
-    rows: str
-    right: tuple[bool, ...]
+    rows: str  # digest of the test rows
+    right: tuple[bool, ...]  # whether each prediction is right, in the order of the rows
 
 
 def predictions(events: Sequence[Event]) -> RowPredictions | None:

@@ -103,13 +103,10 @@ def start(state_dir: str | os.PathLike[str], port: int | None = None, host: str 
 
 
 def prepare(state_dir: str | os.PathLike[str], port: int | None = None, host: str = HOST) -> int:
-    """Check that a server can start, make its folder and its password, and return its port.
+    """Check that a server can start, make its folder and its password, and return its port: a free one for None.
 
-    Args:
-        port: None takes a free one.
-        host: the address that it listens on. Beyond loopback it asks for a password, and answers to this name only.
-
-    Raises UserError for a port in use, a folder that cannot be written, and a missing package for passwords.
+    One that listens beyond loopback asks for a password, and answers to this name only. Raises UserError for a port in
+    use, a folder that cannot be written, and a missing package for passwords.
     """
     folder = _folder(state_dir)
     try:

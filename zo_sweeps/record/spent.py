@@ -12,13 +12,10 @@ WINDOW = 1.0  # seconds of steps, at least, of which a peak of power is the mean
 
 
 def spent(reports: Sequence[Steps], steps: int) -> dict[str, float]:
-    """Return the metrics `energy/…` and `device/…` of `steps` events; those that not all events allow are left out.
+    """Return the metrics `energy/…` and `device/…` of reports on so many steps, which may have lost their log.
 
-    A trial's joules are thus the sum over its attempts, and it has none if a part of one was not measured.
-
-    Args:
-        reports: the events; their losses and coefficients are not read.
-        steps: number of steps in them.
+    Those that not all reports allow are left out: a trial's joules are the sum over its attempts, and it has none if a
+    part of one was not measured.
     """
     seconds, metrics = sum(report.seconds for report in reports), {}
     joules = sum(_joules(report) for report in reports)

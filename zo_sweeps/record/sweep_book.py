@@ -133,36 +133,25 @@ def remember(state_dir: Path, sweep_id: str, grid: str, command: Command) -> Non
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """One sweep: a parent run. The same `sweep_id` is the same run, also after a restart.
-
-    Attributes:
-        title: the run's display name.
-        command: the command line as the user typed it.
-        tags: further tags of the run.
-        config_yaml: the sweep's own resolved configuration, kept as an artifact.
-    """
+    """One sweep: a parent run. The same `sweep_id` is the same run, also after a restart."""
 
     sweep_id: str
     grid: str
-    title: str
-    command: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
-    config_yaml: str = ""
+    title: str  # the run's display name
+    command: str = ""  # as the user typed it
+    tags: Mapping[str, str] = field(default_factory=dict)  # further tags of the run
+    config_yaml: str = ""  # the sweep's own resolved configuration, kept as an artifact
 
 
 @dataclass(frozen=True)
 class BookContents:
-    """The contents of a book.
-
-    `began`: when the sweep was first run (Unix seconds). `final`: the end of its last run; None if that run did not
-    finish.
-    """
+    """The contents of a book."""
 
     experiment: str
     sweep: SweepInfo
-    began: float
+    began: float  # when the sweep was first run (Unix seconds)
     trials: list[Trial]
-    final: FinishedSweep | None
+    final: FinishedSweep | None  # the end of its last run; None if that run did not finish
 
 
 class SweepBook:

@@ -99,10 +99,9 @@ def sensitive_mask(
     scores: Mapping[str, Tensor] | None = None,
     taken: Callable[[int], None] = lambda done: None,
 ) -> tuple[Found, str]:
-    """Return (the first mask and the function that computes later ones, its fingerprint).
+    """Return (the first mask of a `Sensitive` space and the function that computes later ones, its fingerprint).
 
     Args:
-        config: the trial's; its space is `Sensitive`.
         loaded: returns the model, which holds the base weights or their codes.
         plain: returns the model with the base weights themselves, as codes have no gradients; it may take the place of
             the one that `loaded` returns. Called only if the store has no mask.
@@ -111,9 +110,8 @@ def sensitive_mask(
         scores: the mean squared gradients of the same samples, if they are known.
         taken: called before each sample's gradients are taken, with the number of those already taken.
 
-    A package brings its own mask, and neither text nor gradients are needed (the planner compares the settings).
-
-    Cost: none if the store has the mask; otherwise two forwards and one backward per sample. Memory: see
+    A package brings its own mask, and neither text nor gradients are needed (the planner compares the settings). Cost:
+    none if the store has the mask; otherwise two forwards and one backward per sample. Memory: see
     `devices.estimate.finding_memory`.
     """
     space, model = config.space, loaded()
@@ -154,11 +152,9 @@ def sensitive_mask(
 def text_sensitivities(
     model: CausalModel, layers: Sequence[str], samples: Sequence[EncodedExample], taken: Callable[[int], None]
 ) -> Mapping[str, Tensor]:
-    """Return layer -> the mean squared gradient of every entry of its weight, fp32, as the weight is stored.
+    """Return layer -> the mean squared gradient on texts of every entry of its weight, fp32, as the weight is stored.
 
-    Args:
-        samples: texts, from `text_samples`; the loss of each is that of the language model.
-        taken: as of `sensitive_mask`, whose cost this has.
+    The loss of each is that of the language model. `taken` and cost: as of `sensitive_mask`.
     """
     each = _losses(model, samples, Tokens(), taken)
     with checkpointed(model.blocks):
@@ -168,14 +164,10 @@ def text_sensitivities(
 class GradientMeter:
     """The squared gradients of a trial's task during training: [grad F(w)]_i^2 of every linear layer.
 
-    Args:
-        config: the trial's; its part `gradients` sets the number of samples.
-        examples, objective: the training split and f.
-
     Reported are the shares of three masks, each the largest entries of one squared gradient: `task_dynamic`, of the
     task's at this call; `task_static` and `text_static`, of the task's and the text's at the first call. Source: Guo et
     al., 2024, Figures 2, 3, 7 and 8. Memory: the masks, and 4 bytes per entry of the linear layers, twice at the first
-    call, off the device (`run.gradients`).
+    call, off the device (`zeros`).
     """
 
     def __init__(
@@ -238,13 +230,10 @@ def _weights(model: CausalModel, modules: Sequence[str]) -> dict[str, Any]:
 
 
 def text_samples(text: str, samples: int, length: int, folder: str | None, model: CausalModel) -> list[EncodedExample]:
-    """Return the first `samples` documents of two tokens or more, truncated; all tokens but the first are the answer.
+    """Return the first `samples` documents, of two tokens or more, of the file `text` below `folder`.
 
-    Args:
-        text: the file, below `folder` unless its path is absolute.
-        length: tokens per document, at most.
-
-    Raises UserError if the file is not JSON lines with a `text`, or has too few such documents.
+    They are truncated to `length` tokens, and all tokens but the first are the answer. Raises UserError if the file is
+    not JSON lines with a `text`, or has too few such documents.
     """
     file = Path(folder or ".").expanduser() / text
     length = min(length, model.max_positions)

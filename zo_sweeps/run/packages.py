@@ -42,12 +42,10 @@ def prepared(
     progress: Progress = silent,
     keep: Callable[[Mapping[str, Tensor]], None] = lambda sensitivities: None,
 ) -> Model:
-    """Return a trial's model as a package, from this machine's store; compute it if the store has none.
+    """Return a trial's model as a package, from this machine's store; compute it if the store has none, or a damaged.
 
-    `keep` is called with the sensitivities that codes were computed with.
-
-    Concurrent trials wait for the one that computes it. A package that is damaged is computed again. Raises UserError
-    if the store cannot be written. Cost: none if the store has it; else as `_build`.
+    `keep` is called with the sensitivities that codes were computed with. Concurrent trials wait for the one that
+    computes it. Raises UserError if the store cannot be written. Cost: none if the store has it; else as `_build`.
     """
     precision = config.precision
     key = {"model": config.model.fingerprint, "precision": identity(precision), "device": device.type}
@@ -81,14 +79,11 @@ def _folder() -> Path:
 
 
 def make(config: TrialConfig, device: torch.device, folder: Path, progress: Progress = silent) -> package.Package:
-    """Write the model of a configuration as a package, with the mask of its space if that is found on a text.
+    """Write the model of a configuration that stores codes as a package, with its space's mask if found on a text.
 
-    Args:
-        config: with the fingerprints of model and text; its precision stores codes.
-        folder: absent or empty; it appears whole or not at all.
-
-    Raises UserError if the folder cannot be written. Cost: as `prepared`, and as `sensitive_mask` for a mask, whose
-    gradients are those of the codes if both are of the same samples.
+    The folder, absent or empty, appears whole or not at all. Raises UserError if it cannot be written. Cost: as
+    `prepared`, and as `sensitive_mask` for a mask, whose gradients are those of the codes if both are of the same
+    samples.
     """
     precision, space = config.precision, config.space
     assert isinstance(precision, WeightOnlyPrecision)
@@ -124,11 +119,9 @@ def _same_samples(precision: Any, space: Any) -> bool:
 
 
 def write_trained(config: TrialConfig, model: CausalModel, folder: Path) -> None:
-    """Write a model whose codes, scales or entries are trained as a package without a mask.
+    """Write a model whose installed space trains codes, scales or entries as a package without a mask.
 
-    Args:
-        model: with the space installed; transformers takes it for a plain one afterwards.
-        folder: absent or empty; it appears whole or not at all.
+    transformers takes the model for a plain one afterwards. The folder, absent or empty, appears whole or not at all.
     """
     load_codes.forget(model.module)
     codes = ((name, layer.stored()) for name, layer in _coded(model.module))
@@ -155,8 +148,7 @@ def _coded(module: nn.Module) -> list[tuple[str, WeightOnly]]:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        stored = package.read(folder)
-        if stored is not None:
+        if (stored := package.read(folder)) is not None:
             stored.verify()
     except UserError:
         return False

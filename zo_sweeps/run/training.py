@@ -51,7 +51,7 @@ class ZerothOrderRunner(Runner):
             best = recorder.best()
             if best == self.config.train.steps:
                 self.report_test(best, digest(space.params))
-                self._end(space)
+                self.measure_parts(space, self._one_more(space))
                 return
         finally:
             self._release()
@@ -68,13 +68,9 @@ class ZerothOrderRunner(Runner):
             rebuild(bench.method(), space, log, bench.rates(), seed=self.config.seed, data=data)
             self._rewind(step)
             self.report_test(step, digest(space.params))
-            self._end(space)
+            self.measure_parts(space, self._one_more(space))
         finally:
             space.uninstall()
-
-    def _end(self, space: InstalledSpace) -> None:
-        """Measure what can be once the trial has its results."""
-        self.measure_parts(space, self._one_more(space))
 
     def _one_more(self, space: InstalledSpace) -> Work:
         """Return the work of one more step, with a new state of the update."""
