@@ -152,30 +152,24 @@ OTHER_START = (
 
 
 class Workbench:
-    """The parts of one trial, built from its configuration.
-
-    Attributes:
-        device: of the batches and losses; devices: of the model, that one first.
-        model, splits: the base model and the encoded rows, after `load`; kinds without rows have no splits.
-        objective: f of the training steps.
-        evaluated: the dialect's own objective, which dev and test losses use.
-        scorer: scores candidates in place of the model here; None: the model does.
-        began_elsewhere: whether the trial began at initial values with other last bits than those computed here.
-    """
+    """The parts of one trial, built from its configuration."""
 
     def __init__(self, config: TrialConfig, warm_key: str, recorder: Recorder) -> None:
         self.config, self.warm_key, self.recorder = config, warm_key, recorder
-        self.device = torch.device(torch_device(config.device))
-        self.devices = [self.device]
-        if self.device.type == "cuda" and recorder.trial.needs.gpus > 1:
+        self.devices = [torch.device(torch_device(config.device))]
+        if self.devices[0].type == "cuda" and recorder.trial.needs.gpus > 1:
             self.devices = [torch.device("cuda", i) for i in range(recorder.trial.needs.gpus)]
-            self.device = self.devices[0]
+        self.device = self.devices[0]  # of the batches and losses
+        # Scores candidates in place of the model here; None: the model does.
         self.scorer: Callable[[Sequence[EncodedExample]], Scored] | None = None
-        self.began_elsewhere = False
+        self.began_elsewhere = False  # at initial values with other last bits than those computed here
         self._verifier: Verifier | None = None
 
     def load(self) -> None:
-        """Load the model, and the rows if the kind has any."""
+        """Load the model, and the rows if the kind has any: splits, objective (f of the steps), and evaluated.
+
+        The last is the dialect's own objective, which dev and test losses use.
+        """
         self.model = base_model(self.config, self.warm_key, self.devices)
         self._same_codes()
         if self.config.method.kind.generates:
@@ -205,9 +199,7 @@ class Workbench:
     def install(self, initial: Mapping[str, torch.Tensor] | None = None) -> InstalledSpace:
         """Install the trial's space on the base weights, in the format in which the method's kind trains them.
 
-        Args:
-            initial: values of its parameters at which it began somewhere else; None: those that are computed here.
-
+        Its parameters are at the `initial` values where it began somewhere else, otherwise at those computed here.
         Raises UserError if the space trains nothing, or the mask differs from the one that the trial began with.
         """
         assert warm is not None
