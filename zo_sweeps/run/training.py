@@ -21,7 +21,7 @@ from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.train import Evaluated, StepDone, train
 from zo_sweeps.engine.types import DivergedError, Peers
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.run.gradients import GradientMeter
+from zo_sweeps.run.packages import GradientMeter
 from zo_sweeps.run.runner import Runner, Work
 
 

@@ -35,8 +35,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import package
 from zo_sweeps.models.causal import CausalModel, MaskedLanguageModel
 from zo_sweeps.models.load import divide, load
-from zo_sweeps.run.gradients import sensitive_mask
-from zo_sweeps.run.packages import prepared
+from zo_sweeps.run.packages import prepared, sensitive_mask
 from zo_sweeps.run.recorder import Recorder
 from zo_sweeps.tasks.chat import chat_of
 from zo_sweeps.tasks.data import Row, digest_rows, load_splits
