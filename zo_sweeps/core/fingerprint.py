@@ -73,13 +73,12 @@ def file_digests(paths: Iterable[Path]) -> list[str]:
     Cost: reading and hashing the files, and parsing those that are new to this machine, a millisecond each.
     """
     store = cache_folder() / "source_digests.json"
-    known = _stored(store)
+    known, new = _stored(store), dict[str, str]()
     own, found = Path(__file__).read_bytes(), []
-    new: dict[str, str] = {}
     for path in paths:
         source = path.read_bytes()
         key = hashlib.sha256(own + source).hexdigest()[:32]  # with this module's, which defines the digest
-        if (known.get(key) or new.get(key)) is None:
+        if key not in known and key not in new:
             new[key] = digest(source)
         found.append(known.get(key) or new[key])
     if new:

@@ -58,15 +58,13 @@ class Server:
     def has_ended(self) -> bool:
         return self.process.poll() is not None
 
-    def wait(self, timeout: float = _START_SECONDS) -> None:
+    def wait(self) -> None:
         """Wait until the server answers (a start takes about six seconds). Raises UserError if it does not."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + _START_SECONDS
         while not is_healthy(self.uri):
             if self.has_ended or time.monotonic() > deadline:
-                what = "ended while starting" if self.has_ended else "does not answer"
-                raise UserError(
-                    f"the MLflow server {what}: {_last_line(self.log)}", where=str(self.log), fix="see that file"
-                )
+                what = f"{'ended while starting' if self.has_ended else 'does not answer'}: {_last_line(self.log)}"
+                raise UserError(f"the MLflow server {what}", where=str(self.log), fix="see that file")
             time.sleep(0.1)
 
     def close(self) -> None:
@@ -112,9 +110,8 @@ def prepare(state_dir: str | os.PathLike[str], port: int | None = None, host: st
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"cannot write: {error.strerror}", where=str(folder), fix="choose another folder or give write access"
-        ) from error
+        fix = "choose another folder or give write access"
+        raise UserError(f"cannot write: {error.strerror}", where=str(folder), fix=fix) from error
     if not is_loopback(host):
         if util.find_spec("flask_wtf") is None:
             raise UserError("MLflow's passwords need the package flask-wtf", fix="pip install 'mlflow[auth]'")

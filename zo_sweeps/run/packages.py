@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import SquaredGradients
 from zo_sweeps.core.files import Cached, cache_folder, locked, new_folder
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.devices.estimate import SCORES_BYTES
@@ -175,8 +176,8 @@ class GradientMeter:
         self._weights = _weights(model, list(model.target_modules([ALL])))
         self._static: dict[str, masks.Masks] = {}
 
-    def measure(self) -> dict[str, Any]:
-        """Return the fields of a `gradients` event. Raises ArithmeticError if a gradient is not finite."""
+    def measure(self, step: int) -> SquaredGradients:
+        """Return the squared gradients after a step. Raises ArithmeticError if a gradient is not finite."""
         scores = self._scores(self._examples, self._objective)
         if not self._static:
             part, folder = self._config.gradients, self._config.data.dir
@@ -189,7 +190,7 @@ class GradientMeter:
         held = masks.concentration(scores, masks.DENSITIES).mean
         covered = {f"task_dynamic/{k:g}": share for k, share in zip(masks.DENSITIES, held, strict=True)}
         covered |= {name: masks.covered(scores, mask) for name, mask in self._static.items()}
-        return {**asdict(curve), "covered": covered}
+        return SquaredGradients(step=step, **asdict(curve), covered=covered)
 
     def _scores(self, samples: Sequence[EncodedExample], objective: Objective) -> Mapping[str, Tensor]:
         model, each = self._model, _losses(self._model, samples, objective)

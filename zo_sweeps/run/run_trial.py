@@ -34,7 +34,7 @@ def run_trial(
     sharing: Sharing | None = None,
     away: Away | None = None,
 ) -> Outcome:
-    """Run `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.core.trial.RunTrial`.
+    """Run `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.core.events.RunTrial`.
 
     With `away`, the light client runs the trial's program on another machine, and its log is read here.
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from zo_sweeps.core.events import PeerLost, PeersReady, SquaredGradients
+from zo_sweeps.core.events import PeerLost, PeersReady
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine import first_order
@@ -229,14 +229,14 @@ class Backpropagation(Runner):
         """Measure the squared gradients after a step, and report them unless an earlier attempt did."""
         recorder = self.recorder
         try:
-            measured = gradients.measure()
+            measured = gradients.measure(step)
         except ArithmeticError as error:
             raise DivergedError(f"{error} after step {step}, seed {self.config.seed}") from None
         if step not in recorder.seen:
             recorder.flush()
-            recorder.emit(SquaredGradients(step=step, **measured))
+            recorder.emit(measured)
             recorder.seen.add(step)
-        recorder.measured |= {f"gradients/{name}": share for name, share in measured["covered"].items()}
+        recorder.measured |= {f"gradients/{name}": share for name, share in measured.covered.items()}
 
 
 def _is_trainable(tensors: Tensors, param: Tensor) -> None:
