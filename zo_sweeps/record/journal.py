@@ -15,7 +15,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 
 from zo_sweeps.core.document import MalformedError
@@ -294,10 +294,8 @@ class JournalStore:
                 self._open.pop(trial_id).close()
             path = self.path(trial_id)
             if path.exists():
-                n = 1
-                while (old := path.with_suffix(f".old{n}")).exists():
-                    n += 1
-                path.rename(old)
+                names = (path.with_suffix(f".old{n}") for n in count(1))
+                path.rename(next(name for name in names if not name.exists()))
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the ids of all trials with a journal, in ascending order."""

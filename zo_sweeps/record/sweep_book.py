@@ -75,28 +75,22 @@ def unreadable(state_dir: Path) -> list[Path]:
 
 def recallable(state_dir: Path) -> list[Launched]:
     """Return the sweeps that their commands show: of those with equal commands the last."""
-    by_command = {json.dumps(_meant(sweep.command)): sweep for sweep in launched(state_dir)}
-    return list(by_command.values())
+    return list({_meant(sweep.command): sweep for sweep in launched(state_dir)}.values())
 
 
 def latest(state_dir: Path, grid: str = "", like: Command | None = None) -> Command | None:
     """Return the command of the sweep that was started last in `state_dir`; None if there is none.
 
-    Args:
-        grid: only sweeps of this grid.
-        like: only sweeps with the same overrides, in any order and wherever the state folder was, and the same folders.
+    Only sweeps count that are of `grid` and mean the same as `like`, where these are given.
     """
-    found = [
-        sweep.command
-        for sweep in launched(state_dir)
-        if (not grid or sweep.grid == grid) and (like is None or _meant(sweep.command) == _meant(like))
-    ]
-    return found[-1] if found else None
+    of_grid = [sweep.command for sweep in launched(state_dir) if not grid or sweep.grid == grid]
+    return next((one for one in reversed(of_grid) if like is None or _meant(one) == _meant(like)), None)
 
 
-def _meant(command: Command) -> tuple[list[str], list[str]]:
-    kept = [text for text in command.overrides if not text.startswith("state_dir=")]
-    return sorted(kept), [str(Path(folder).resolve()) for folder in command.config_dirs]
+def _meant(command: Command) -> tuple[tuple[str, ...], tuple[Path, ...]]:
+    """Return the overrides, in any order and wherever the state folder was, and the folders."""
+    kept = (text for text in command.overrides if not text.startswith("state_dir="))
+    return tuple(sorted(kept)), tuple(Path(folder).resolve() for folder in command.config_dirs)
 
 
 def recall(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Command | None:
