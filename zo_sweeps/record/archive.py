@@ -3,7 +3,7 @@
 A tar compressed by xz, of JSON alone:
 
     manifest.json     format, whose it is, grid, title, and size and SHA-256 of every other file
-    json    of manifest.json, by an Ed25519 key; absent if it was not signed
+    signature.json    of manifest.json, by an Ed25519 key; absent if it was not signed
     plan.json         the plan as launched: grid, every trial's configuration, digests of models and data
     tables.json       the tables, cell by cell
     journal/ID.jsonl  the events of a finished trial, the scalar log among them
