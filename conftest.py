@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -65,7 +66,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an MLflow server, for the tests that are about one: a start takes eight seconds."""
     from zo_sweeps.record import server
 
-    with server.running(tmp_path_factory.mktemp("tracking")) as one:
+    with contextlib.closing(server.start(tmp_path_factory.mktemp("tracking"))) as one:
         yield one.uri
 
 

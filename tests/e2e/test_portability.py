@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def own_tracking(tmp_path: Path) -> Iterator[str]:
     """Each sweep has its own state folder here, and so its own run of the same trial."""
-    with server.running(tmp_path / "tracking") as one:
+    with contextlib.closing(server.start(tmp_path / "tracking")) as one:
         yield one.uri
 
 

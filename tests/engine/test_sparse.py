@@ -323,7 +323,7 @@ def test_a_mask_found_on_c4_holds_much_of_a_tasks_gradient(shared: Path) -> None
     """Guo et al., Figure 5 and assumption 4: c >> k / d, also when the mask is found on text and used on a task."""
     from zo_sweeps.methods.parts import Model
     from zo_sweeps.models.load import load
-    from zo_sweeps.run.gradients import text_samples
+    from zo_sweeps.run.packages import text_samples
 
     rows = shared / "data" / "sst2_sent" / "train.jsonl"
     if not rows.is_file() or not (shared / "data" / "text" / "c4_sample.jsonl").is_file():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.extras import EXTRAS, Extra
+from zo_sweeps.core.host import EXTRAS, Extra
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import identity, own_source, write
 from zo_sweeps.methods.schedule import Schedule

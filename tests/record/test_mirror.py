@@ -25,8 +25,8 @@ from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_client import _own_client
 from zo_sweeps.record.mlflow_store import MlflowMirror, sync
+from zo_sweeps.record.server import own_client
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
 
 pytestmark = pytest.mark.multiprocess
@@ -39,7 +39,7 @@ SWEEP = SweepInfo(
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty database: MLflow takes a second to make one."""
     path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    _own_client(path)
+    own_client(path)
     return path
 
 
@@ -61,11 +61,11 @@ def ended(connection, cursor, statement, *others):
     if "create table guardrails" in statement.lower():  # of the last ones
         os._exit(9)
 
-from zo_sweeps.record.mlflow_client import _own_client
-_own_client(pathlib.Path({str(tmp_path)!r}, "mlflow.db"))
+from zo_sweeps.record.server import own_client
+own_client(pathlib.Path({str(tmp_path)!r}, "mlflow.db"))
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
-    assert _own_client(tmp_path / "mlflow.db").search_experiments()
+    assert own_client(tmp_path / "mlflow.db").search_experiments()
 
 
 def named(uri: str) -> str | None:

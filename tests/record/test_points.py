@@ -13,9 +13,9 @@ import pytest
 from tests.plan.common import named, of
 from tests.record import made_up
 from zo_sweeps.core.events import Event, PeersReady, Sensors, SquaredGradients, read_event
+from zo_sweeps.core.host import provenance
 from zo_sweeps.core.trial import StoredConfig, TrialState
 from zo_sweeps.record import mlflow_points as rows
-from zo_sweeps.record.provenance import collect
 
 
 def curve(points: list[rows.MetricPoint], key: str) -> dict[int, float]:
@@ -216,7 +216,7 @@ def test_provenance_names_code_packages_and_machine_and_nothing_of_the_environme
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_the_user")
-    found = collect()
+    found = provenance()
     assert "hf_secret_of_the_user" not in json.dumps(found)
     assert {"python", "zo_sweeps", "torch", "mlflow"} <= found["packages"].keys()
     assert found["git_commit"] is None or re.fullmatch(r"[0-9a-f]{40}", found["git_commit"])

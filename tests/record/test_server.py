@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from base64 import b64encode
 from configparser import ConfigParser
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -21,8 +22,7 @@ from tests.record import made_up
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_client import is_temporary, pages, silence
-from zo_sweeps.record.mlflow_store import MlflowMirror
+from zo_sweeps.record.mlflow_store import MlflowMirror, pages
 from zo_sweeps.record.sweep_book import SweepInfo
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -107,7 +107,7 @@ def test_a_server_that_cannot_start_is_explained_by_its_log(tmp_path: Path) -> N
     (tmp_path / "mlflow").mkdir()
     (tmp_path / "mlflow" / "mlflow.db").write_text("this is no database" * 100)
     with (
-        server.running(tmp_path) as running,
+        closing(server.start(tmp_path)) as running,
         pytest.raises(
             UserError, match=r"the MLflow server ended while starting: .*file is not a database.*server\.log"
         ),
@@ -166,8 +166,8 @@ def test_a_server_beyond_loopback_asks_for_a_password_and_knows_its_own_name_onl
                 with pytest.raises(mlflow.MlflowException) as refused:
                     mlflow.MlflowClient(tracking_uri=running.uri).get_experiment_by_name("ours")
                 named = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (the head's: mlflow/auth.ini)"
-                assert silence(refused.value) == f"refuses {what} {named}"
-                assert is_temporary(refused.value), "a password that is set later is taken"
+                assert server.silence(refused.value) == f"refuses {what} {named}"
+                assert server.is_temporary(refused.value), "a password that is set later is taken"
         (leader,) = psutil.Process(running.process.pid).children()
         leader.kill()
         wait_until_gone(tmp_path)  # with the process that listens: no second server opens its database

@@ -21,7 +21,7 @@ from zo_sweeps.models.identity import DEMO
 from zo_sweeps.plan import stored
 from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.build import build
-from zo_sweeps.record.commands import Command, remember
+from zo_sweeps.record.sweep_book import Command, remember
 from zo_sweeps.results import past_sweeps
 from zo_sweeps.results.dataframe import frame, results
 from zo_sweeps.schedule.ledger import read_standing

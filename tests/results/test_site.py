@@ -15,7 +15,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.record.commands import Command, remember
+from zo_sweeps.record.sweep_book import Command, remember
 from zo_sweeps.results import past_sweeps
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.site import COMPARE, INDEX, MARK, write_site

@@ -21,7 +21,7 @@ from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.run import runner, workbench
-from zo_sweeps.run.zeroth_order import ZerothOrderRunner
+from zo_sweeps.run.training import ZerothOrderRunner
 from zo_sweeps.schedule.placement import Node, refusal
 
 pytestmark = pytest.mark.usefixtures("one_thread")

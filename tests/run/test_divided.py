@@ -24,7 +24,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import device_map, load
 from zo_sweeps.run import workbench
-from zo_sweeps.run.backpropagation import Backpropagation
+from zo_sweeps.run.training import Backpropagation
 
 CPUS = [torch.device("cpu"), torch.device("cpu", 0)]  # two places for accelerate, one for torch
 GPUS = [torch.device("cuda", i) for i in range(3)]

@@ -30,7 +30,7 @@ from zo_sweeps.engine.first_order import checkpointed
 from zo_sweeps.engine.objectives.tokens import Tokens
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
-from zo_sweeps.run import gradients
+from zo_sweeps.run import packages
 from zo_sweeps.tasks.encode import EncodedCandidate, EncodedExample
 
 pytestmark = pytest.mark.unit
@@ -72,7 +72,7 @@ def test_scores_are_those_of_plain_backpropagation_to_the_bit(
     for weight in weights.values():
         weight.requires_grad_(False)
     with checkpointed(model.blocks):
-        mapped = lambda shapes: gradients.Mapped(shapes, tmp_path)
+        mapped = lambda shapes: packages.Mapped(shapes, tmp_path)
         ours = masks.squared_gradients(weights, text_losses(model, 24), score, mapped)
     assert all("forward" not in vars(block) for block in model.blocks)
     assert list(ours) == list(total)
@@ -135,7 +135,7 @@ def test_sums_in_a_file_keep_their_values_one_layer_resident(tmp_path: Path) -> 
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))
 
-    sums, before = gradients.Mapped(shapes(), tmp_path), resident()
+    sums, before = packages.Mapped(shapes(), tmp_path), resident()
     assert not list(tmp_path.iterdir()), "the file has no name"
     for added in (1.0, 2.5):
         for i, name in enumerate(sums):
@@ -151,16 +151,16 @@ def test_sums_are_in_memory_that_is_reserved_or_that_a_gpu_leaves_free(
 ) -> None:
     monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / "cache"))
     small, large = shapes(1, 1 << 10), shapes(1, 1 << 12)
-    monkeypatch.setattr(gradients, "SCORES_BYTES", 1 << 12)
-    assert isinstance(gradients.zeros(small, CPU), dict)
-    assert isinstance(gradients.zeros(large, CPU), gradients.Mapped)
+    monkeypatch.setattr(packages, "SCORES_BYTES", 1 << 12)
+    assert isinstance(packages.zeros(small, CPU), dict)
+    assert isinstance(packages.zeros(large, CPU), packages.Mapped)
     free = psutil.virtual_memory()
-    for available, kind in ((1 << 15, dict), ((1 << 15) - 2, gradients.Mapped)):
+    for available, kind in ((1 << 15, dict), ((1 << 15) - 2, packages.Mapped)):
         now = free._replace(available=available)
         monkeypatch.setattr(psutil, "virtual_memory", lambda now=now: now)
-        assert isinstance(gradients.zeros(large, torch.device("cuda")), kind)
-    monkeypatch.setattr(gradients, "board", lambda: "NVIDIA Jetson Orin Nano Developer Kit")
-    assert isinstance(gradients.zeros(large, torch.device("cuda")), gradients.Mapped)
+        assert isinstance(packages.zeros(large, torch.device("cuda")), kind)
+    monkeypatch.setattr(packages, "board", lambda: "NVIDIA Jetson Orin Nano Developer Kit")
+    assert isinstance(packages.zeros(large, torch.device("cuda")), packages.Mapped)
 
 
 def test_a_full_disk_is_an_error_that_says_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_a_full_disk_is_an_error_that_says_what_to_set(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(UserError, match=r"cannot store 0\.1 GB of squared gradients") as raised:
-        gradients.Mapped(shapes(), tmp_path)
+        packages.Mapped(shapes(), tmp_path)
     assert "set ZO_SWEEPS_CACHE" in str(raised.value)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot store"):
-        gradients.Mapped(shapes(), tmp_path / "file" / "below")
+        packages.Mapped(shapes(), tmp_path / "file" / "below")
 
 
 def test_a_trial_is_the_same_with_its_sums_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_trial_is_the_same_with_its_sums_in_a_file(monkeypatch: pytest.MonkeyP
     results = []
     for number, most in enumerate((1 << 30, 0)):
         monkeypatch.setenv("ZO_SWEEPS_CACHE", str(tmp_path / str(number)))
-        monkeypatch.setattr(gradients, "SCORES_BYTES", most)
+        monkeypatch.setattr(packages, "SCORES_BYTES", most)
         outcome, journal = run(trial)
         assert outcome.state is TrialState.SUCCEEDED, outcome.error
         results.append((measured(outcome, journal), [e.fingerprint for e in journal if isinstance(e, ComputedMask)]))

@@ -15,7 +15,7 @@ from zo_sweeps.core.host import VERSION
 
 if TYPE_CHECKING:
     from zo_sweeps.config.composer import Composer
-    from zo_sweeps.record.commands import Command
+    from zo_sweeps.record.sweep_book import Command
     from zo_sweeps.results.past_sweeps import ReadablePlan
 
 DEFAULT_GRID = "quickstart"
@@ -116,7 +116,7 @@ def with_grid(overrides: Sequence[str]) -> list[str]:
 def compose(options: argparse.Namespace) -> tuple[Composer, Command]:
     """Compose the configuration. Raises UserError for bad input."""
     from zo_sweeps.config.composer import Composer
-    from zo_sweeps.record.commands import Command
+    from zo_sweeps.record.sweep_book import Command
 
     overrides = with_grid(options.overrides)
     return Composer(overrides, options.config_dir), Command.of(overrides, options.config_dir)
@@ -127,7 +127,7 @@ def read(options: argparse.Namespace) -> ReadablePlan:
 
     Raises UserError for bad input, or if nothing has been run in the state folder.
     """
-    from zo_sweeps.record.commands import recall
+    from zo_sweeps.record.sweep_book import recall
     from zo_sweeps.results import past_sweeps
 
     asked = with_grid(options.overrides)

@@ -26,7 +26,7 @@ from zo_sweeps.session import session
 
 if TYPE_CHECKING:
     from zo_sweeps.config.composer import Composer
-    from zo_sweeps.record.commands import Command
+    from zo_sweeps.record.sweep_book import Command
 
 
 def run(given: Sequence[str]) -> int:

@@ -14,24 +14,15 @@ from zo_sweeps.core.trial import SPEEDS
 
 @dataclass(frozen=True)
 class Remark:
-    """A line on the trials whose metric is below or above a bound.
+    """A line on the trials whose metric is `below` the one bound or `above` the other."""
 
-    Args:
-        metric: name in `Outcome.metrics`.
-        text: the line; `{}` stands for the metric's value, `{name}` for that of another metric of the run.
-        below, above: the line is printed if the metric is below the one or above the other.
-        of_cost: whether it also limits what the trial took (time, memory, operations), and not only what it learned.
-        only: how the metrics begin that it is about, if these are not all of them.
-        of_data: whether it is about the rows, and so about every cell of their column.
-    """
-
-    metric: str
-    text: str
+    metric: str  # name in `Outcome.metrics`
+    text: str  # `{}` stands for the metric's value, `{name}` for that of another metric of the run
     below: float = -math.inf
     above: float = math.inf
-    of_cost: bool = False
-    only: tuple[str, ...] = ()
-    of_data: bool = False
+    of_cost: bool = False  # whether it also limits what the trial took (time, memory, operations)
+    only: tuple[str, ...] = ()  # how the metrics begin that it is about, if these are not all of them
+    of_data: bool = False  # whether it is about the rows, and so about every cell of their column
 
     def of(self, runs: Iterable[Mapping[str, float]]) -> str:
         """Return the line for the worst of the runs; "" if none is out of bounds or the metric was not measured."""
@@ -154,13 +145,9 @@ REMARKS = (
 def remarks(
     runs: Iterable[Mapping[str, float]], metric: str = "", *, of_cost: bool = False, of_data: bool = False
 ) -> list[str]:
-    """Return the lines on runs that one value is the mean of.
+    """Return the lines on runs, given the metrics of each, of whose `metric` one value is the mean.
 
-    Args:
-        runs: the metrics of each.
-        metric: the name of the one that the value is of.
-        of_cost: whether the value is of time, memory or operations.
-        of_data: whether to return the lines on the rows, and no others.
+    `of_cost`: the value is of time, memory or operations; `of_data`: return the lines on the rows, and no others.
     """
     measured = list(runs)
     every = (one for one in REMARKS if one.of_data == of_data)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from zo_sweeps.core.shape import MalformedError, S, Shape, item
+from zo_sweeps.core.document import MalformedError, S, Shape, item
 from zo_sweeps.core.trial import DEPTH, FACTS, LONG, NAME, NUMBERS, DeviceRecord, Outcome, Sharing, Trial
 
 LIST = 10**6  # entries
@@ -27,16 +27,11 @@ EVENTS: dict[str, type[Event]] = {}  # by their `type` in JSON
 
 @dataclass(frozen=True, kw_only=True)
 class Event(Shape):
-    """What every event has.
-
-    Args:
-        time: Unix seconds; now, unless it is given.
-        more: fields that only newer versions know; they stay where an event is copied.
-    """
+    """What every event has."""
 
     kind = ""  # its `type` in JSON; no field
-    time: float = item(time.time, most=FINITE)
-    more: Mapping[str, Any] = item(dict)
+    time: float = item(time.time, most=FINITE)  # Unix seconds; now, unless it is given
+    more: Mapping[str, Any] = item(dict)  # fields that only newer versions know; they stay where an event is copied
 
     def __init_subclass__(cls, kind: str = "") -> None:
         cls.kind = kind
@@ -53,24 +48,16 @@ class Unknown(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Start(Event, kind="start"):
-    """The begin of an attempt.
-
-    Args:
-        device, versions: facts of the machine, and of what is installed there.
-        resumed_from: the last step of the attempts before.
-        code: digest of the code that runs the trial; see `methods.code`.
-        fused: of 2026: among how many trials it shared forwards, itself included.
-        node, profile: the machine's name and device profile, where it is one of a sweep's nodes.
-    """
+    """The begin of an attempt."""
 
     attempt: int = item()
-    device: Mapping[str, Any] = item(entries=FACTS, depth=DEPTH)
-    versions: Mapping[str, Any] = item(entries=FACTS, depth=DEPTH)
-    resumed_from: int = item()
-    code: str | None = item(None, most=LONG)
-    fused: int | None = item(None)
-    node: str | None = item(None, most=NAME)
-    profile: str | None = item(None, most=NAME)
+    device: Mapping[str, Any] = item(entries=FACTS, depth=DEPTH)  # facts of the machine
+    versions: Mapping[str, Any] = item(entries=FACTS, depth=DEPTH)  # and of what is installed there
+    resumed_from: int = item()  # the last step of the attempts before
+    code: str | None = item(None, most=LONG)  # digest of what runs the trial; see `methods.code`
+    fused: int | None = item(None)  # of 2026: among how many trials it shared forwards, itself included
+    node: str | None = item(None, most=NAME)  # the machine's name, where it is one of a sweep's nodes
+    profile: str | None = item(None, most=NAME)  # and its device profile
 
     def __post_init__(self) -> None:
         DeviceRecord.read(self.device)
@@ -84,32 +71,24 @@ class Start(Event, kind="start"):
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(Event, kind="steps"):
-    """Consecutive steps, with the readings that the device has.
+    """Consecutive steps, with the readings that the device has: celsius and mhz at the end."""
 
-    Args:
-        first: number of the first, from 1.
-        losses: [steps], mean of the points' losses.
-        coefs: [steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they *are*
-            the run. A first-order run has none per step.
-        seconds, tokens, joules: of all these steps.
-        rounding: (step, rounding noise of its losses, their spread) of the steps where it was measured.
-        untrained: the dev loss before the first step.
-        celsius, mhz: at the end.
-        throttled: "heat", "power", if the device was slowed down since the last event; of a GPU, at the end.
-        own_share: the trial's part of the CPU time that the machine spent since the last event.
-    """
-
-    first: int = item()
-    losses: tuple[float, ...] = item(entries=LIST)
+    first: int = item()  # number of the first, from 1
+    losses: tuple[float, ...] = item(entries=LIST)  # [steps], mean of the points' losses
+    # [steps][q], the projected gradients, NaN where a direction was dropped: together with the seed they *are* the run.
+    # A first-order run has none per step.
     coefs: tuple[tuple[float, ...], ...] | None = item(None, entries=LIST)
-    seconds: float = item(most=FINITE)
+    seconds: float = item(most=FINITE)  # of all these steps, as tokens and joules
     tokens: int = item()
     joules: float | None = item(None, most=FINITE)
+    # (step, rounding noise of its losses, their spread) of the steps where it was measured.
     rounding: tuple[tuple[float, ...], ...] | None = item(None, entries=LIST)
-    untrained: float | None = item(None)
+    untrained: float | None = item(None)  # the dev loss before the first step
     celsius: float | None = item(None, most=FINITE)
     mhz: float | None = item(None, most=FINITE)
+    # "heat", "power", if the device was slowed down since the last event; of a GPU, at the end.
     throttled: tuple[str, ...] | None = item(None)
+    # The trial's part of the CPU time that the machine spent since the last event.
     own_share: float | None = item(None, most=FINITE)
 
     def __post_init__(self) -> None:
@@ -128,41 +107,29 @@ class Steps(Event, kind="steps"):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredDev(Event, kind="eval"):
-    """The scores of the dev split after a step.
-
-    Args:
-        metric: the task's first.
-        metrics: all of them, by name.
-    """
+    """The scores of the dev split after a step."""
 
     step: int = item()
     split: str = item("dev", most=NAME)
     loss: float = item()
-    metric: float = item()
-    metrics: Mapping[str, float] = item(dict, entries=NUMBERS)
+    metric: float = item()  # the task's first
+    metrics: Mapping[str, float] = item(dict, entries=NUMBERS)  # all of them, by name
     seconds: float = item(0.0, most=FINITE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredTest(Event, kind="test"):
-    """The scores of the test split after the selected step.
-
-    Args:
-        metric, metrics: as of dev.
-        examples: how many.
-        right: a bit per example, whether its prediction is right (see `core.files`); "" where numbers are predicted.
-        rows: digest of the rows.
-        weights: digest of the trained values; "" if nothing was trained.
-    """
+    """The scores of the test split after the selected step."""
 
     step: int = item()
     loss: float = item()
-    metric: float = item()
+    metric: float = item()  # as of dev
     metrics: Mapping[str, float] = item(dict, entries=NUMBERS)
-    examples: int | None = item(None)
+    examples: int | None = item(None)  # how many
+    # A bit per example, whether its prediction is right (see `core.files`); "" where numbers are predicted.
     right: str | None = item(None, most=LONG)
-    rows: str | None = item(None, most=NAME)
-    weights: str | None = item(None, most=NAME)
+    rows: str | None = item(None, most=NAME)  # their digest
+    weights: str | None = item(None, most=NAME)  # digest of the trained values; "" if nothing was trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,18 +158,14 @@ class ComputedInitial(Computed, kind="initial"):
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredGradients(Event, kind="gradients"):
-    """The cumulative normalized squared gradient; see `engine.masks`.
-
-    Args:
-        covered: "task_dynamic/0.001" -> its share in this mask at this density.
-    """
+    """The cumulative normalized squared gradient; see `engine.masks`."""
 
     step: int = item()
     shares: tuple[float, ...] = item(entries=LIST)
     mean: tuple[float, ...] = item(entries=LIST)
     std: tuple[float, ...] = item(entries=LIST)
     layers: int = item()
-    covered: Mapping[str, float] = item(entries=NUMBERS)
+    covered: Mapping[str, float] = item(entries=NUMBERS)  # "task_dynamic/0.001": its share in this mask at this density
 
     def __post_init__(self) -> None:
         if not len(self.shares) == len(self.mean) == len(self.std):
@@ -219,14 +182,10 @@ class Updates(Event, kind="updates"):
 
 @dataclass(frozen=True, kw_only=True)
 class Sensors(Event, kind="sensors"):
-    """A reading of a phone's sensors, at `time`.
+    """A reading of a phone's sensors, at `time`."""
 
-    Args:
-        step: the last one that had ended.
-        values: battery_percent, battery_celsius, and zones/NAME as the phone's kernel gives them.
-    """
-
-    step: int = item()
+    step: int = item()  # the last one that had ended
+    # battery_percent, battery_celsius, and zones/NAME as the phone's kernel gives them.
     values: Mapping[str, float] = item(entries=NUMBERS)
 
 
@@ -280,14 +239,14 @@ class Rung(Event, kind="rung"):
 class ClientLine(Event, kind="log"):
     """A line of the light client's log; see `core.light_client`."""
 
-    line: dict[str, Any] = item()  # noqa: RUF009 (it declares the field)
+    line: dict[str, Any] = item()
 
 
 @dataclass(frozen=True, kw_only=True)
 class End(Event, kind="end"):
     """The end of an attempt."""
 
-    outcome: Outcome = item()  # noqa: RUF009 (it declares the field)
+    outcome: Outcome = item()
 
 
 @dataclass(frozen=True, kw_only=True)

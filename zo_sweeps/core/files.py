@@ -112,21 +112,13 @@ def conf_dir() -> Path:
 
 @dataclass(frozen=True)
 class Cached:
-    """An entry of the cache folder.
+    """An entry of the cache folder; its paths are relative to that."""
 
-    Args:
-        kind: what it is, for people.
-        mark: its fingerprint, as the journals of its trials give it.
-        files: all of its files, relative to the cache folder.
-        lock: held by a process that computes it, relative to the cache folder.
-        folder: whether the files have a folder of their own, which appears as a whole.
-    """
-
-    kind: str
-    mark: str
-    files: tuple[Path, ...]
-    lock: Path
-    folder: bool = False
+    kind: str  # what it is, for people
+    mark: str  # its fingerprint, as the journals of its trials give it
+    files: tuple[Path, ...]  # all of its files
+    lock: Path  # held by a process that computes it
+    folder: bool = False  # whether the files have a folder of their own, which appears as a whole
 
     @property
     def bytes(self) -> int:

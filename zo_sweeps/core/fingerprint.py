@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ def canonical(value: object, where: str = "$") -> object:
     become lists. Raises TypeError, with the path, for values whose identity is not stable across processes
     (callables, sets, objects) and ValueError for non-finite numbers.
     """
-    if value is None or type(value) in (str, int, bool):  # the common case first
-        return value
-    if isinstance(value, str):
+    if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, int):
         return int(value)
@@ -52,9 +49,9 @@ def canonical_json(value: object) -> str:
     return json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def fingerprint(value: object, length: int = 16) -> str:
-    """Return the first `length` hex digits of the SHA-256 of `canonical_json(value)`."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:length]
+def fingerprint(value: object) -> str:
+    """Return the first 16 hex digits of the SHA-256 of `canonical_json(value)`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
 
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -70,25 +67,18 @@ def digest(source: str | bytes) -> str:
     return hashlib.sha256(repr(_plain(ast.parse(source))).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def file_digest(path: Path) -> str:
-    """Return the digest of a file, cached in the process until its size or time changes."""
-    stat = path.stat()
-    return _file_digest(path, stat.st_mtime_ns, stat.st_size)
-
-
 def file_digests(paths: Iterable[Path]) -> list[str]:
     """Return the digest of each file, read from the user's cache if a source with these bytes was parsed before.
 
     Cost: reading and hashing the files, and parsing those that are new to this machine, a millisecond each.
     """
     store = cache_folder() / "source_digests.json"
-    known = _stored(store)
+    known, new = _stored(store), dict[str, str]()
     own, found = Path(__file__).read_bytes(), []
-    new: dict[str, str] = {}
     for path in paths:
         source = path.read_bytes()
         key = hashlib.sha256(own + source).hexdigest()[:32]  # with this module's, which defines the digest
-        if (known.get(key) or new.get(key)) is None:
+        if key not in known and key not in new:
             new[key] = digest(source)
         found.append(known.get(key) or new[key])
     if new:
@@ -104,11 +94,6 @@ def _stored(store: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) and all(isinstance(value, str) for value in known.values()) else {}
-
-
-@lru_cache(maxsize=1024)
-def _file_digest(path: Path, mtime_ns: int, size: int) -> str:
-    return digest(path.read_bytes())
 
 
 def _plain(node: Any) -> Any:

@@ -1,12 +1,16 @@
-"""Names and sizes of this machine, and child processes that do not outlive their parent."""
+"""This machine and what is installed on it: names, versions, the project's own packages, and child processes."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,97 @@ def version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+PACKAGES = (
+    *("torch", "transformers", "datasets", "accelerate", "safetensors", "bitsandbytes", "triton", "numpy"),
+    *("ray", "mlflow", "hydra-core"),
+)
+
+
+def provenance() -> dict[str, Any]:
+    """Return the provenance of a number: code, packages and machine; no environment variables, no secrets.
+
+    Cost: two git calls the first time.
+    """
+    commit, dirty = _git()
+    return {
+        "packages": dict(_versions()),
+        "git_commit": commit,
+        "git_dirty": dirty,
+        "hostname": platform.node(),
+        "platform": platform.platform(),
+        "cpu": processor(),
+        "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    own = {"python": platform.python_version(), "zo_sweeps": VERSION}
+    return own | {package: version for package in PACKAGES if (version := version_of(package))}
+
+
+@cache
+def _git() -> tuple[str | None, bool | None]:
+    """Return (commit, whether files differ from it) of the checkout that this package runs from, if it is one."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():  # a wheel inside another project's checkout is unrelated to its commit
+        return None, None
+    try:
+        commit = _run_git(folder, "rev-parse", "HEAD")
+        return commit, bool(_run_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):  # no git here, or it refuses the folder
+        return None, None
+
+
+def _run_git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A package of this project that is found by its entry points."""
+
+    name: str
+    module: str  # that it installs
+    offers: Mapping[str, tuple[str, ...]]  # group of entry points, without `zo_sweeps.` -> names in it
+
+    @property
+    def distribution(self) -> str:
+        """The name of the package."""
+        return self.module.replace("_", "-")
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return f"pip install 'zo-sweeps[{self.name}]'"
+
+
+EXTRAS = (
+    Extra(
+        "agents",
+        "zo_sweeps_agent",
+        {"command": ("agent",), "part": ("agents", "gateway"), "benchmark": ("agents",)},
+    ),
+    Extra(
+        "edge",
+        "zo_sweeps_edge",
+        {"runtime": ("executorch",), "command": ("export-program",), "benchmark": ("programs",)},
+    ),
+    Extra("rtl", "zo_sweeps_rtl", {"kind": ("synthesis",), "command": ("rtl",)}),
+)
+
+
+def is_ours(module: str) -> bool:
+    """Return whether a module is of zo_sweeps or of one of these packages."""
+    return module.partition(".")[0] in ("zo_sweeps", *(extra.module for extra in EXTRAS))
+
+
+def offering(group: str, name: str) -> Extra | None:
+    """Return the package that offers `name` in a group of entry points."""
+    return next((extra for extra in EXTRAS if name in extra.offers.get(group, ())), None)
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:

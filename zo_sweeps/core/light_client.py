@@ -18,15 +18,10 @@ _DECIDES = {"step": ("step", "coefs"), "scores": ("split", "step"), "diverged": 
 
 
 class Away(Protocol):
-    """The light client on another machine, which runs a trial's bundle there.
+    """The light client on another machine, which runs a trial's bundle there."""
 
-    Attributes:
-        profile: the machine's device profile.
-        measured: metrics of the runs so far, for the outcome.
-    """
-
-    profile: str
-    measured: Mapping[str, float]
+    profile: str  # the machine's device profile
+    measured: Mapping[str, float]  # metrics of the runs so far, for the outcome
 
     def steps(self, bundle: Bundle, known: Sequence[Line]) -> Iterator[Line]:
         """Run the steps and scores that the log `known` lacks; yield the new lines of the log."""

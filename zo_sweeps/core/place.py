@@ -21,17 +21,11 @@ FACTS = ("device", "name", "runtime", "form", "delegate", "threads", "processes"
 
 @dataclass(frozen=True)
 class Place:
-    """Where an attempt at a trial ran.
+    """Where an attempt at a trial ran."""
 
-    Args:
-        facts: (name in FACTS, its text), those that are known.
-        load: share of the machine's cores that other processes took; None: not known.
-        limit: the load up to which times are the trial's own.
-    """
-
-    facts: tuple[tuple[str, str], ...] = ()
-    load: float | None = field(default=None, compare=False)
-    limit: float = field(default=BUSY, compare=False)
+    facts: tuple[tuple[str, str], ...] = ()  # (name in FACTS, its text), those that are known
+    load: float | None = field(default=None, compare=False)  # share of the cores that other processes took, if known
+    limit: float = field(default=BUSY, compare=False)  # the load up to which times are the trial's own
 
     @classmethod
     def of(cls, device: Mapping[str, Any], code: str = "") -> Place:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from zo_sweeps.core.document import Shape, item
 from zo_sweeps.core.memory_parts import MEANINGS, SCORING, TOTAL
-from zo_sweeps.core.shape import Shape, item
 
 LONG = 2**22  # characters of a text that is somebody's own: an error, a file
 NAME = 1000
@@ -75,51 +75,31 @@ class StoredConfig:
 
 @dataclass(frozen=True)
 class SharedSteps:
-    """How the processes that share a trial's steps can divide its points; see `zo_sweeps.engine.peers`.
+    """How the processes that share a trial's steps can divide its points; see `zo_sweeps.engine.peers`."""
 
-    Args:
-        directions: queries per step; a process evaluates whole queries; 0: as many as there are parameters.
-        forwards: forwards per step if independent of the number of queries (the modes outer and both), else None.
-        mode: how points share forwards, for messages.
-        one_process: the reason why one process must evaluate all points; "" if there is none.
-    """
-
-    directions: int
-    forwards: int | None = None
-    mode: str = ""
-    one_process: str = ""
+    directions: int  # queries per step; a process evaluates whole queries; 0: as many as there are parameters
+    forwards: int | None = None  # per step, if independent of the number of queries (the modes outer and both)
+    mode: str = ""  # how points share forwards, for messages
+    one_process: str = ""  # the reason why one process must evaluate all points, if there is one
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training run. Two trials with the same `trial_id` have the same result, so only one of them is ever run.
+    """One training run. Two trials with the same `trial_id` have the same result, so only one of them is ever run."""
 
-    Args:
-        trial_id: fingerprint of everything in `config` that changes the result.
-        config: the resolved configuration, including fields outside the identity (paths, display names).
-        needs: requirements on the place where it runs.
-        warm_key: trials with the same key can share a loaded base model.
-        cost: estimated work, in forwarded tokens.
-        steps: optimization steps (0 for zero-shot).
-        memory_key: trials with the same key need the same memory.
-        shared_steps: how processes can share its steps; None: they cannot.
-        label: human-readable: "ZO-LoRA-FA (q=1) · SST-2 · lr 0.0001 · seed 0".
-        grid, block, task: names of the first cell that requested it, for display and tags.
-        operations: in floating point, of its forwards, to predict its time; not written to files. 0: not known.
-    """
-
-    trial_id: str
-    config: Config
+    trial_id: str  # fingerprint of everything in `config` that changes the result
+    config: Config  # resolved, including fields outside the identity (paths, display names)
     needs: Needs = Needs()
-    warm_key: str = ""
-    cost: float = 1.0
-    steps: int = 0
-    memory_key: str = ""
-    shared_steps: SharedSteps | None = None
-    label: str = ""
-    grid: str = ""
+    warm_key: str = ""  # trials with the same key can share a loaded base model
+    cost: float = 1.0  # estimated work, in forwarded tokens
+    steps: int = 0  # of optimization; 0 for zero-shot
+    memory_key: str = ""  # trials with the same key need the same memory
+    shared_steps: SharedSteps | None = None  # how processes can share its steps; None: they cannot
+    label: str = ""  # human-readable: "ZO-LoRA-FA (q=1) · SST-2 · lr 0.0001 · seed 0"
+    grid: str = ""  # of the first cell that requested it, as block and task, for display and tags
     block: str = ""
     task: str = ""
+    # In floating point, of its forwards, to predict its time; not written to files. 0: not known.
     operations: float = field(default=0.0, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -266,20 +246,18 @@ class Outcome(Shape):
         device: kind, name, runtime, threads, versions, definitions of memory, energy and condition, ...; load: the
             share of the machine's cores that other processes took just `before` the attempt and `during` it; earlier:
             the same facts of the earlier attempts that ran steps (see `core.place`).
-        error: one line; for DIVERGED: step, seed and both losses.
-        code: digest of the code that measured it (see `methods.code`), joined by "+" if attempts differ.
-        unmeasured: how the names of metrics begin that could not be measured -> the reason.
     """
 
     trial_id: str = item(most=NAME)
-    state: TrialState = item(most=NAME)  # noqa: RUF009 (it declares the field)
+    state: TrialState = item(most=NAME)
     metrics: Mapping[str, float] = item(dict, entries=NUMBERS)
     selected_step: int = item(0)
     steps_done: int = item(0)
     device: Mapping[str, Any] = item(dict, entries=FACTS, depth=DEPTH)
-    error: str = item("", most=LONG)
+    error: str = item("", most=LONG)  # one line; for DIVERGED: step, seed and both losses
     traceback: str = item("", most=LONG)
-    code: str = item("", most=LONG)
+    code: str = item("", most=LONG)  # digest of what measured it (see `methods.code`), joined by "+" if attempts differ
+    # How the names of metrics begin that could not be measured -> the reason.
     unmeasured: Mapping[str, str] = item(dict, entries=NUMBERS, most=LONG)
 
     def __post_init__(self) -> None:
@@ -293,16 +271,9 @@ class Outcome(Shape):
 
 @dataclass(frozen=True)
 class Sharing:
-    """The processes that evaluate a part of a trial's points; see `zo_sweeps.engine.peers`.
+    """The processes that evaluate a part of a trial's points; see `zo_sweeps.engine.peers`."""
 
-    Args:
-        peers: the followers, as `engine.peers.Peer`s.
-        names: where each runs, for display.
-        drop: whether a lost follower's directions are dropped from the step; if not, the others evaluate them.
-        patience: seconds that a follower may take longer than the leader.
-    """
-
-    peers: Sequence[Any]
-    names: Sequence[str]
-    drop: bool
-    patience: float
+    peers: Sequence[Any]  # the followers, as `engine.peers.Peer`s
+    names: Sequence[str]  # where each runs, for display
+    drop: bool  # whether a lost follower's directions are dropped from the step; if not, the others evaluate them
+    patience: float  # seconds that a follower may take longer than the leader

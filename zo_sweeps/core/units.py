@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 Scale = Sequence[tuple[float, str]]  # (size of a unit, its name), ascending
@@ -18,14 +18,6 @@ TIME: Scale = (*SECONDS, (60, "min"), (3600, "h"))
 JOULES: Scale = ((1e-6, "µJ"), (1e-3, "mJ"), (1, "J"), (1e3, "kJ"), (1e6, "MJ"))
 COUNTS: Scale = ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"))
 SCALES = (BYTES, TIME, JOULES)
-
-# A word in a metric's name -> how its values are printed. The first that fits; see `metric_text`.
-_WORDS: Mapping[str, str] = {
-    "watts": "{:.3g} W",
-    "celsius": "{:.1f} °C",
-    "mhz": "{:,.0f} MHz",
-    "percent": "{:.0f} %",
-}
 
 
 def unit_for(value: float, scale: Scale) -> tuple[float, str]:
@@ -87,17 +79,23 @@ def metric_text(name: str, value: float) -> str:
     words = name.replace("/", "_").split("_")
     if not math.isfinite(value):
         return str(value)
-    if "bytes" in words:
-        return bytes_text(value)
-    if "seconds" in words:
-        return seconds_text(value)
-    if "joules" in words:
-        return joules_text(value)
-    for word, form in _WORDS.items():
+    for word, text in _WORDS.items():
         if word in words:
-            return form.format(value)
+            return text(value)
     whole = value == round(value) and abs(value) < 2**53
     return f"{value:,.0f}" if whole else f"{value:.4g}"
+
+
+# A word in a metric's name -> how its values are printed; the first that fits.
+_WORDS: Mapping[str, Callable[[float], str]] = {
+    "bytes": bytes_text,
+    "seconds": seconds_text,
+    "joules": joules_text,
+    "watts": "{:.3g} W".format,
+    "celsius": "{:.1f} °C".format,
+    "mhz": "{:,.0f} MHz".format,
+    "percent": "{:.0f} %".format,
+}
 
 
 def _scaled(number: float, scale: Scale) -> str:

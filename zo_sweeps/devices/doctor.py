@@ -18,8 +18,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.extras import EXTRAS
-from zo_sweeps.core.host import GIB, version_of
+from zo_sweeps.core.host import EXTRAS, GIB, version_of
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices import kernels
 from zo_sweeps.devices.energy import EnergyMeter

@@ -384,7 +384,7 @@ def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: i
         scores                      min(4 * entries, SCORES_BYTES)
 
     The scores beyond SCORES_BYTES (`entries` are the values that the mask may choose from) are not counted: they are in
-    main memory, if the device is a GPU with a memory of its own, otherwise in a file (`run.gradients`).
+    main memory, if the device is a GPU with a memory of its own, otherwise in a file (`run.packages`).
 
     Estimate over measured bytes of tensors, both without weights and scores (Llamas of 58 M and 217 M on a CPU, T = 128
     to 1024; fp32, bf16, fp16): 0.92 to 2.2; too much where the logits and a layer's attention are alike, as only one of

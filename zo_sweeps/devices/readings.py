@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from zo_sweeps.core.shape import Shape, item
+from zo_sweeps.core.document import Shape, item
 from zo_sweeps.devices import kernels
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.probe import probe

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
-from zo_sweeps.core.extras import EXTRAS
 from zo_sweeps.core.fingerprint import file_digests, fingerprint
+from zo_sweeps.core.host import EXTRAS
 from zo_sweeps.methods.registry import PACKAGES
 from zo_sweeps.methods.trial_config import TrialConfig
 

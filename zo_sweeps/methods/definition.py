@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from zo_sweeps.core import fingerprint
 from zo_sweeps.core.errors import UserError, together, unknown
-from zo_sweeps.core.extras import is_ours
+from zo_sweeps.core.host import is_ours
 
 T = TypeVar("T")
 Member = TypeVar("Member", bound="Definition")
@@ -171,7 +171,7 @@ def _own_source(kind: Any) -> str:
 @cache
 def _source_of(module: ModuleType) -> str:
     """Return the digest of a module's file as it was when first asked for: the code that is loaded."""
-    return fingerprint.file_digest(Path(module.__file__)) if module.__file__ else ""
+    return fingerprint.digest(Path(module.__file__).read_bytes()) if module.__file__ else ""
 
 
 def _identity_fields(value: Any) -> dict[str, Any]:

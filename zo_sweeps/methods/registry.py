@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.extras import offering
 from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.host import offering
 from zo_sweeps.methods.definition import Definition, public_classes
 
 PACKAGES = {

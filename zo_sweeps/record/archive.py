@@ -3,7 +3,7 @@
 A tar compressed by xz, of JSON alone:
 
     manifest.json     format, whose it is, grid, title, and size and SHA-256 of every other file
-    json    of manifest.json, by an Ed25519 key; absent if it was not signed
+    signature.json    of manifest.json, by an Ed25519 key; absent if it was not signed
     plan.json         the plan as launched: grid, every trial's configuration, digests of models and data
     tables.json       the tables, cell by cell
     journal/ID.jsonl  the events of a finished trial, the scalar log among them
@@ -39,21 +39,14 @@ WHOSE = 60  # characters
 
 @dataclass(frozen=True)
 class Archive:
-    """An archive that was read: whole, and signed by `key` if that is not "".
+    """An archive that was read: whole, and signed by `key` if that is not ""."""
 
-    Args:
-        by: whose results they are, as the archive says; "" if it does not.
-        key: the public key that signed it, a line of OpenSSH's format.
-        digest: of its contents, 16 hex digits.
-        files: name -> content.
-    """
-
-    by: str
+    by: str  # whose results they are, as the archive says; "" if it does not
     grid: str
     title: str
-    key: str
-    digest: str
-    files: Mapping[str, bytes]
+    key: str  # the public key that signed it, a line of OpenSSH's format
+    digest: str  # of its contents, 16 hex digits
+    files: Mapping[str, bytes]  # name -> content
 
     @property
     def whose(self) -> str:
@@ -70,14 +63,10 @@ class Archive:
 
 
 def write(path: Path, files: Mapping[str, bytes], *, by: str, grid: str, title: str, key: Path | None) -> Archive:
-    """Write an archive; return it. Equal contents give equal bytes.
+    """Write an archive, signed by the private key in the file `key` if there is one; return it.
 
-    Args:
-        files: name -> content.
-        by: whose results they are.
-        key: file of the private key that signs it; None: it is not signed.
-
-    Raises UserError for a key that cannot be used, a name that is too long, or a file that cannot be written.
+    Equal contents give equal bytes. Raises UserError for a key that cannot be used, a name that is too long, or a file
+    that cannot be written.
     """
     if len(by) > WHOSE or _UNPRINTABLE.search(by):
         raise UserError(f"a name has up to {WHOSE} printable characters", where="--by")
@@ -103,10 +92,7 @@ def write(path: Path, files: Mapping[str, bytes], *, by: str, grid: str, title: 
 
 
 def read(path: Path, key: Path | None = None) -> Archive:
-    """Read an archive, and check every file's digest and the signature.
-
-    Args:
-        key: file of the public key that must have signed it; None: any, or none.
+    """Read an archive, and check every file's digest and the signature; `key`: file of the public key it must be by.
 
     Raises UserError if it is no archive, larger than LARGEST, damaged, wrongly signed, or not signed by `key`.
     Memory: LARGEST, at most twice, and what VALUES of JSON take.
@@ -191,10 +177,7 @@ MAKE = "make one with `ssh-keygen -t ed25519 -N '' -f KEY` or `openssl genpkey -
 
 
 def sign(message: bytes, key_file: Path) -> dict[str, str]:
-    """Return the signature of a message, with the public key.
-
-    Args:
-        key_file: an unencrypted private Ed25519 key, in OpenSSH's format or as PKCS8 PEM.
+    """Return the signature of a message, with the public key, by an unencrypted private Ed25519 key (OpenSSH, PKCS8).
 
     Raises UserError for a file that is none.
     """
@@ -226,10 +209,7 @@ def _private(key_file: Path) -> Any:
 
 
 def signer_of(message: bytes, signed: Mapping[str, Any]) -> str:
-    """Return the public key that signed a message, as one line of OpenSSH's format, without a comment.
-
-    Raises ValueError if the signature is malformed or wrong.
-    """
+    """Return the public key that signed a message, as `public_key`. Raises ValueError for a malformed or wrong one."""
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
@@ -247,10 +227,7 @@ def signer_of(message: bytes, signed: Mapping[str, Any]) -> str:
 
 
 def public_key(file: Path) -> str:
-    """Return the public Ed25519 key in a file, as one line of OpenSSH's format, without a comment.
-
-    Args:
-        file: the line itself (id_ed25519.pub), or PEM.
+    """Return the public Ed25519 key in a file, id_ed25519.pub or PEM, as OpenSSH's line without a comment.
 
     Raises UserError for a file that is none.
     """

@@ -13,12 +13,12 @@ import os
 import re
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 
+from zo_sweeps.core.document import MalformedError
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import (
     End,
@@ -34,7 +34,6 @@ from zo_sweeps.core.events import (
     write_event,
 )
 from zo_sweeps.core.files import line_number, parse_object, read_lines, unpacked
-from zo_sweeps.core.shape import MalformedError
 from zo_sweeps.core.trial import Outcome
 
 DURABLE = (Start, ScoredDev, Rung, ScoredTest, End)  # fsynced: on the disk, not only in the kernel's cache
@@ -72,7 +71,11 @@ class Journal:
         try:
             if self._fd < 0:
                 self._open()
-            data, checksum = _checked([text.encode("utf-8", "surrogatepass") for text in texts], self._checksum)
+            data, checksum = bytearray(), self._checksum
+            for text in texts:
+                body = text[:-1].encode("utf-8", "surrogatepass")
+                checksum = zlib.crc32(body, checksum)
+                data += body + b',"crc":"%08x"}\n' % checksum
             self._write(data)
             self._checksum = checksum
             if any(isinstance(event, DURABLE) for event in batch):
@@ -111,7 +114,7 @@ class Journal:
             raise
         self._fd = fd
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytearray) -> None:
         size = os.fstat(self._fd).st_size
         rest = memoryview(data)
         try:
@@ -157,16 +160,6 @@ def read_events(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Eve
 
 def _damaged(what: str, path: str | os.PathLike[str], end: int) -> UserError:
     return UserError(f"{what} in a journal", where=f"{path}:{line_number(path, end)}", fix=_RERUN + Path(path).stem)
-
-
-def _checked(lines: Sequence[bytes], before: int) -> tuple[bytes, int]:
-    """Return JSON objects as lines with their checksums, and the last of these."""
-    data = bytearray()
-    for line in lines:
-        body = line[:-1]
-        before = zlib.crc32(body, before)
-        data += body + b',"crc":"%08x"}\n' % before
-    return bytes(data), before
 
 
 def _checksum_before(fd: int, offset: int) -> int | None:
@@ -264,7 +257,7 @@ class JournalStore:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.folder = Path(root) / "journal"
-        self._open: OrderedDict[str, Journal] = OrderedDict()
+        self._open: dict[str, Journal] = {}
         self._lock = threading.Lock()
 
     def path(self, trial_id: str) -> Path:
@@ -276,7 +269,7 @@ class JournalStore:
             journal = self._open.pop(trial_id, None) or Journal(self.path(trial_id))
             self._open[trial_id] = journal  # the most recently used is last
             if len(self._open) > _OPEN_FILES:
-                self._open.popitem(last=False)[1].close()
+                self._open.pop(next(iter(self._open))).close()
             journal.extend(events)
 
     def read(self, trial_id: str, *, ended: bool = False) -> list[Event]:
@@ -301,10 +294,8 @@ class JournalStore:
                 self._open.pop(trial_id).close()
             path = self.path(trial_id)
             if path.exists():
-                n = 1
-                while (old := path.with_suffix(f".old{n}")).exists():
-                    n += 1
-                path.rename(old)
+                names = (path.with_suffix(f".old{n}") for n in count(1))
+                path.rename(next(name for name in names if not name.exists()))
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the ids of all trials with a journal, in ascending order."""
@@ -358,15 +349,10 @@ def gradients(events: Sequence[Event]) -> dict[int, SquaredGradients]:
 
 @dataclass(frozen=True)
 class RowPredictions:
-    """The predictions of one trial.
+    """The predictions of one trial; those on the same rows can be compared example by example."""
 
-    Args:
-        rows: digest of the test rows; predictions on the same rows can be compared example by example.
-        right: whether each prediction is right, in the order of the rows.
-    """
-
-    rows: str
-    right: tuple[bool, ...]
+    rows: str  # digest of the test rows
+    right: tuple[bool, ...]  # whether each prediction is right, in the order of the rows
 
 
 def predictions(events: Sequence[Event]) -> RowPredictions | None:

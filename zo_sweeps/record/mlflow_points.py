@@ -25,7 +25,6 @@ from zo_sweeps.record.journal import places, scalars
 from zo_sweeps.record.sweep_book import SweepInfo
 
 CURVE_POINTS = 1000  # points per curve, at most about so many, however long the trial
-WHOLE_TRIAL = ("seed", "members")  # keys that belong to no part
 MAX_PARAM, MAX_TAG = 6000, 8000  # an MLflow 3 server's limits, in characters
 
 RUN_STATUS = {  # of MLflow, which has only five; the tag `zo.state` holds the exact state
@@ -54,13 +53,12 @@ class MetricPoint(NamedTuple):
 def params(config: Config) -> dict[str, str]:
     """Return the resolved config flattened to dotted names, with lists as JSON.
 
-    Parts that the trial's kind does not use are left out: a zero-shot run has no learning rate. A config that cannot be
-    read here, because of a member of the user's own, is whole.
+    Parts that the trial's kind does not use are left out: a zero-shot run has no learning rate.
     """
     flat = dict(_flat(config.to_json(), ""))
-    with suppress(UserError):
-        typed = TrialConfig.of(config)
-        flat = {key: text for key, text in flat.items() if typed.uses(key) or key in WHOLE_TRIAL}
+    with suppress(UserError):  # a member of the user's own, which cannot be read here: the config is whole
+        typed = TrialConfig.of(config)  # `seed` and `members` belong to no part
+        flat = {key: text for key, text in flat.items() if typed.uses(key) or key in ("seed", "members")}
     return {clean_name(key): text[:MAX_PARAM] for key, text in flat.items()}
 
 
@@ -124,7 +122,7 @@ def place_tags(events: Sequence[Event]) -> dict[str, str]:
 
 
 def version_tags(versions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `zo.git_commit` and `zo.versions` of a `provenance.collect()`, or of a plain {package: version}."""
+    """Return `zo.git_commit` and `zo.versions` of `core.host.provenance()`, or of a plain {package: version}."""
     packages = versions.get("packages", versions)
     commit = versions.get("git_commit")
     return {
@@ -263,46 +261,34 @@ def _flat(value: object, prefix: str) -> Iterator[tuple[str, str]]:
 
 TRAINING = "workflowType=machine_learning"  # in an address: MLflow's page for runs, not the one for prompts and traces
 TABLE, CURVES = "trials", "curves"  # the views of a sweep
-_TAG = "mlflow.sharedViewState."
 SETTING = "zo.setting"  # tag: what trials that differ in their seeds alone have in common
-BY_SETTING = {  # a line is the mean of a setting's seeds
-    "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": SETTING}]},
-    "useGroupedValuesInCharts": True,
-}
-_MODE = {TABLE: "TABLE", CURVES: "CHART"}
 
 
 def link(experiment_id: str, sweep_id: str, view: str) -> str:
     """Return the address of a view, from the server's root."""
-    where = f"#/experiments/{experiment_id}/runs?{TRAINING}"
-    return f"{where}&viewStateShareKey={sweep_id}-{view}&compareRunsMode={_MODE[view]}"
+    where, mode = f"#/experiments/{experiment_id}/runs?{TRAINING}", {TABLE: "TABLE", CURVES: "CHART"}[view]
+    return f"{where}&viewStateShareKey={sweep_id}-{view}&compareRunsMode={mode}"
 
 
 def view_tags(sweep_id: str, metrics: Sequence[str]) -> dict[str, str]:
-    """Return the experiment's tags that hold the views of a sweep.
-
-    Args:
-        metrics: names of the tasks' metrics, such as accuracy.
-    """
+    """Return the experiment's tags that hold the views of a sweep, whose tasks have these metrics."""
     query = f"tags.`zo.sweep_id` = '{sweep_id}' and tags.`zo.kind` = 'trial'"
-    # Sorted by name, trials are listed; by date, MLflow's default, they are hidden inside their sweep.
-    common = {"searchFilter": query, "orderByKey": "tags.`mlflow.runName`", "orderByAsc": True}
     measured = [f"{split}{name}" for name in metrics for split in ("test/", "selected/dev_")]
     columns = [
         *(f"tags.`zo.{name}`" for name in ("state", "task", "seed")),
         *(f"metrics.`{name}`" for name in (*measured, "seconds_per_step", TOTAL, "peak_memory_bytes")),
     ]
+    # Sorted by name, trials are listed; by date, MLflow's default, they are hidden inside their sweep.
+    order = {"orderByKey": "tags.`mlflow.runName`", "orderByAsc": True}
+    common = {"searchFilter": query, **order, "selectedColumns": columns}
+    by_setting = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": SETTING}]}
+    grouped = {"groupBy": by_setting, "useGroupedValuesInCharts": True}  # a line is the mean of a setting's seeds
     states = {
-        TABLE: {**common, "selectedColumns": columns, "columnOrder": []},
-        CURVES: {
-            **common,
-            **BY_SETTING,
-            "selectedColumns": columns,
-            "runsHiddenMode": "FIRST_20_RUNS",
-            **_charts(metrics),
-        },
+        TABLE: {**common, "columnOrder": []},
+        CURVES: {**common, **grouped, "runsHiddenMode": "FIRST_20_RUNS", **_charts(metrics)},
     }
-    return {f"{_TAG}{sweep_id}-{view}": json.dumps(state, separators=(",", ":")) for view, state in states.items()}
+    tag = f"mlflow.sharedViewState.{sweep_id}"
+    return {f"{tag}-{view}": json.dumps(state, separators=(",", ":")) for view, state in states.items()}
 
 
 def _charts(metrics: Sequence[str]) -> dict[str, Any]:

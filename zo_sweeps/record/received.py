@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.core import events
+from zo_sweeps.core.document import CONTROL, Shape, item
 from zo_sweeps.core.light_client import LOG_EVENT
-from zo_sweeps.core.shape import CONTROL, Shape, item
 from zo_sweeps.core.trial import Outcome, TrialState
 
 METRIC = re.compile(r"[A-Za-z0-9_./ -]{1,200}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from zo_sweeps.core.events import Event, ScoredDev, Steps, only
 from zo_sweeps.core.trial import JOULES_TO_TARGET, SECONDS_TO_TARGET
@@ -12,13 +12,10 @@ WINDOW = 1.0  # seconds of steps, at least, of which a peak of power is the mean
 
 
 def spent(reports: Sequence[Steps], steps: int) -> dict[str, float]:
-    """Return the metrics `energy/…` and `device/…` of `steps` events; those that not all events allow are left out.
+    """Return the metrics `energy/…` and `device/…` of reports on so many steps, which may have lost their log.
 
-    A trial's joules are thus the sum over its attempts, and it has none if a part of one was not measured.
-
-    Args:
-        reports: the events; their losses and coefficients are not read.
-        steps: number of steps in them.
+    Those that not all reports allow are left out: a trial's joules are the sum over its attempts, and it has none if a
+    part of one was not measured.
     """
     seconds, metrics = sum(report.seconds for report in reports), {}
     joules = sum(_joules(report) for report in reports)
@@ -27,15 +24,16 @@ def spent(reports: Sequence[Steps], steps: int) -> dict[str, float]:
         metrics["energy/joules_per_step"] = joules / steps
         metrics["energy/mean_watts"] = joules / seconds
         metrics["energy/peak_watts"] = max(_windows(reports))
-        if (share := _mean(reports, "own_share")) is not None:
+        if (share := _mean((report.seconds, report.own_share) for report in reports)) is not None:
             metrics["energy/own_share"] = share
     if celsius := [report.celsius for report in reports if report.celsius is not None]:
         metrics["device/celsius"] = max(celsius)
-    if (mhz := _mean(reports, "mhz")) is not None:
+    if (mhz := _mean((report.seconds, report.mhz) for report in reports)) is not None:
         metrics["device/mhz"] = mhz
-    if known := [report for report in reports if report.throttled is not None]:
-        for cause in ("heat", "power"):
-            metrics[f"device/throttled_by_{cause}"] = _share(known, cause)
+    for cause in ("heat", "power"):
+        throttled = ((one.seconds, None if one.throttled is None else cause in one.throttled) for one in reports)
+        if (share := _mean(throttled)) is not None:
+            metrics[f"device/throttled_by_{cause}"] = share
     return metrics
 
 
@@ -52,18 +50,11 @@ def _windows(reports: Sequence[Steps]) -> list[float]:
     return [joules / seconds for seconds, joules in windows if seconds]
 
 
-def _mean(reports: Sequence[Steps], name: str) -> float | None:
-    """Return the mean of a reading over the time of the steps; None if there is none."""
-    known = [(report.seconds, value) for report in reports if (value := getattr(report, name)) is not None]
+def _mean(readings: Iterable[tuple[float, float | None]]) -> float | None:
+    """Return the mean over time of (seconds, value), where there is a value; None without such a time."""
+    known = [(seconds, value) for seconds, value in readings if value is not None]
     seconds = sum(seconds for seconds, _ in known)
     return sum(seconds * value for seconds, value in known) / seconds if seconds else None
-
-
-def _share(reports: Sequence[Steps], cause: str) -> float:
-    """Return the share of the steps' time in reports with this cause of throttling."""
-    seconds = sum(report.seconds for report in reports)
-    slow = sum(report.seconds for report in reports if cause in (report.throttled or ()))
-    return slow / seconds if seconds else 0.0
 
 
 def _joules(report: Steps) -> float:

@@ -18,7 +18,7 @@ from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.plan import stored
 from zo_sweeps.plan.as_written import Extents, altered, extents, of_grid
 from zo_sweeps.plan.build import Cell, Plan
-from zo_sweeps.record.commands import in_folder, launched
+from zo_sweeps.record.sweep_book import in_folder, launched
 from zo_sweeps.results import past_sweeps
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.past_trials import of_grids

@@ -21,9 +21,8 @@ from zo_sweeps.core.trial import StoredConfig, Trial
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan import stored
 from zo_sweeps.plan.build import Cell, Plan
-from zo_sweeps.record.commands import Launched, recallable
 from zo_sweeps.record.journal import JournalStore, first_event
-from zo_sweeps.record.sweep_book import BookContents, book
+from zo_sweeps.record.sweep_book import BookContents, Launched, book, recallable
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import TrialRecord, flat, recorded
 from zo_sweeps.results.imported import appended

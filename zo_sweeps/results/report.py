@@ -67,9 +67,9 @@ def html(
 
     Raises UserError as the tables and figures do. Cost: reads the journals of the selected trials; draws the figures.
     """
-    from zo_sweeps.record.provenance import collect
+    from zo_sweeps.core.host import provenance
 
-    here = collect()
+    here = provenance()
     measured = readout.tables(plan, composer, standing)
     own = [readable(table) for table in measured]
     page = together(with_imported(with_earlier(measured, plan, composer, standing), plan, composer))

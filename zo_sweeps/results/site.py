@@ -12,7 +12,7 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import new_folder, replace_text
 from zo_sweeps.core.host import VERSION
-from zo_sweeps.record.commands import Launched, in_folder, launched
+from zo_sweeps.record.sweep_book import Launched, in_folder, launched
 from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.chart_data import chart_library, quantiles, rows_data

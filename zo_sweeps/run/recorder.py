@@ -36,55 +36,38 @@ class Nowhere:
 
 
 class Recorder:
-    """The log and the measurements so far, so that success, divergence and failure can all report them.
-
-    Attributes:
-        coefs, losses: the log of scalars, steps already in the journal first.
-        evaluations: step -> its scores on dev.
-        measured: metrics of the outcome, by name.
-        unmeasured: how the names of metrics begin that cannot be measured here -> the reason.
-        mask, quantized, initial: fingerprints of the sparse mask, the computed codes and the computed initial values
-            that the trial began with; "" before there are any.
-        lost: step -> share of its update that rounding lost, where it is measured.
-        noise: step -> rounding noise of its losses and their spread, where it is measured.
-        seen: steps whose gradients are already recorded.
-        largest: the step of this attempt with the most tokens, the first of equals, and their number.
-        fused: the most trials with which an earlier version's attempt shared forwards, itself included; 0: with none.
-        untrained: the dev loss before the first step; NaN: not scored yet.
-        selection: the dev value that selects the step, and -1 if higher is better, otherwise 1.
-        load: the meter of other work on this machine; None: the steps run elsewhere too.
-        codes: digests of the code that has run the attempts whose steps count, in order.
-    """
+    """The log and the measurements so far, so that success, divergence and failure can all report them."""
 
     def __init__(self, trial: Trial, sink: Sink, journal: Sequence[Event]) -> None:
         self.trial, self._sink = trial, sink
-        self.coefs, self.losses = scalars(journal)
+        self.coefs, self.losses = scalars(journal)  # steps already in the journal first
+        self.reported = len(self.losses)  # steps already in the journal
         self.evaluations = {event.step: event for event in only(ScoredDev, journal)}
         self.test = next(iter(only(ScoredTest, journal)), None)
-        self.seen = {event.step for event in only(events.SquaredGradients, journal)}
-        self.mask, self.quantized, self.initial = (
-            "".join(event.fingerprint for event in only(computed, journal)[-1:])
-            for computed in (events.ComputedMask, events.ComputedCodes, events.ComputedInitial)
-        )
+        self.seen = {event.step for event in only(events.SquaredGradients, journal)}  # steps whose gradients are there
+        self.rungs = {event.step for event in only(events.Rung, journal)}  # where rivals were compared
+        # Class of event -> fingerprint of the sparse mask, computed codes or initial values, once there is one.
+        self.began = {type(event): event.fingerprint for event in only(events.Computed, journal)}
+        # Step -> share of its update that rounding lost; step -> rounding noise of its losses and their spread.
         self.lost = {event.step: event.lost for event in only(events.Updates, journal)}
         starts, reports = only(Start, journal), only(Steps, journal)
         self.noise = {int(step): (noise, signal) for one in reports for step, noise, signal in one.rounding or ()}
         self._readings = only(events.Sensors, journal)
         self._warned = {event.metric for event in only(events.Warned, journal)}
-        self.reported = len(self.losses)  # steps already in the journal
-        self.rungs = {event.step for event in only(events.Rung, journal)}  # where rivals were compared
-        self.largest = (1, 0)
-        self.measured: dict[str, float] = {}
-        self.unmeasured: dict[str, str] = {}
+        self.largest = (1, 0)  # the step of this attempt with the most tokens, the first of equals, and their number
+        self.measured: dict[str, float] = {}  # metrics of the outcome, by name
+        self.unmeasured: dict[str, str] = {}  # how names of metrics begin that cannot be measured here -> the reason
+        # The most trials with which an earlier version's attempt shared forwards, itself included; 0: with none.
         self.fused = max((start.fused or 0 for start in starts), default=0)
         self.device: Mapping[str, Any] = {}
         self.energy = EnergyMeter(None, reason="the steps did not run")
-        self.load: Load | None = None
+        self.load: Load | None = None  # the meter of other work on this machine; None: the steps run elsewhere too
         self._earlier = _earlier(journal)
+        # The dev loss before the first step; NaN: not scored yet.
         self.untrained = next((one.untrained for one in reports if one.untrained is not None), math.nan)
         self.selected = 0
-        self.selection = ("loss", 1)
-        self.codes = [start.code for start in starts if start.code]
+        self.selection = ("loss", 1)  # the dev value that selects the step, and -1 if higher is better, otherwise 1
+        self.codes = [start.code for start in starts if start.code]  # digests of the attempts whose steps count
         self._reports = [_without_log(event) for event in reports]
         self._defined = [start.device.get("energy_definition") for start in starts]
         self._step_seconds: list[float] = []
@@ -100,6 +83,12 @@ class Recorder:
         """Send an event; return it."""
         self._sink.emit(event)
         return event
+
+    def began_with(self, computed: events.Computed) -> str:
+        """Return the fingerprint that the trial began with; the first is kept and reported."""
+        if type(computed) not in self.began:
+            self.began[type(computed)] = self.emit(computed).fingerprint
+        return self.began[type(computed)]
 
     def take(self, event: StepDone | Evaluated) -> None:
         """Keep and report an event, unless an earlier attempt did (a first-order run restarts from step 1)."""

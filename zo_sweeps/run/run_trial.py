@@ -10,6 +10,7 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, Sink, Start
+from zo_sweeps.core.host import provenance
 from zo_sweeps.core.light_client import Away
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.devices.peak_memory import MemoryMeter, is_out_of_memory, set_aside
@@ -17,7 +18,6 @@ from zo_sweeps.engine.peers import Follower
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.record import provenance
 from zo_sweeps.run import workbench
 from zo_sweeps.run.recorder import Nowhere, Recorder
 from zo_sweeps.run.runner import PausedError, StoppedError, runner_of
@@ -34,7 +34,7 @@ def run_trial(
     sharing: Sharing | None = None,
     away: Away | None = None,
 ) -> Outcome:
-    """Run `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.core.trial.RunTrial`.
+    """Run `trial` from where `journal` ends, sending events to `sink`; see `zo_sweeps.core.events.RunTrial`.
 
     With `away`, the light client runs the trial's program on another machine, and its log is read here.
 
@@ -85,7 +85,7 @@ def _execute(
     start = Start(
         attempt=attempt,
         device={**recorder.device, **({} if recorder.load is None else {"load": recorder.load.read()})},
-        versions=provenance.collect(),
+        versions=provenance(),
         resumed_from=recorder.reported if config.method.kind.resumes else 0,
         code=code,
     )

@@ -35,8 +35,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import package
 from zo_sweeps.models.causal import CausalModel, MaskedLanguageModel
 from zo_sweeps.models.load import divide, load
-from zo_sweeps.run.gradients import sensitive_mask
-from zo_sweeps.run.packages import prepared
+from zo_sweeps.run.packages import prepared, sensitive_mask
 from zo_sweeps.run.recorder import Recorder
 from zo_sweeps.tasks.chat import chat_of
 from zo_sweeps.tasks.data import Row, digest_rows, load_splits
@@ -104,15 +103,6 @@ def base_model(config: TrialConfig, warm_key: str, devices: Sequence[torch.devic
     return warm.model
 
 
-def plain_model(config: TrialConfig, device: torch.device) -> CausalModel:
-    """Return the base model with its weights themselves, also if the trial stores codes; it takes the place of `warm`.
-
-    The caller must hold no other reference to the cached model.
-    """
-    _drop()
-    return load(config.model, config.precision.dtype, device)
-
-
 def _drop() -> None:
     """Free the cached model before the next one is loaded."""
     global warm
@@ -161,30 +151,24 @@ OTHER_START = (
 
 
 class Workbench:
-    """The parts of one trial, built from its configuration.
-
-    Attributes:
-        device: of the batches and losses; devices: of the model, that one first.
-        model, splits: the base model and the encoded rows, after `load`; kinds without rows have no splits.
-        objective: f of the training steps.
-        evaluated: the dialect's own objective, which dev and test losses use.
-        scorer: scores candidates in place of the model here; None: the model does.
-        began_elsewhere: whether the trial began at initial values with other last bits than those computed here.
-    """
+    """The parts of one trial, built from its configuration."""
 
     def __init__(self, config: TrialConfig, warm_key: str, recorder: Recorder) -> None:
         self.config, self.warm_key, self.recorder = config, warm_key, recorder
-        self.device = torch.device(torch_device(config.device))
-        self.devices = [self.device]
-        if self.device.type == "cuda" and recorder.trial.needs.gpus > 1:
+        self.devices = [torch.device(torch_device(config.device))]
+        if self.devices[0].type == "cuda" and recorder.trial.needs.gpus > 1:
             self.devices = [torch.device("cuda", i) for i in range(recorder.trial.needs.gpus)]
-            self.device = self.devices[0]
+        self.device = self.devices[0]  # of the batches and losses
+        # Scores candidates in place of the model here; None: the model does.
         self.scorer: Callable[[Sequence[EncodedExample]], Scored] | None = None
-        self.began_elsewhere = False
+        self.began_elsewhere = False  # at initial values with other last bits than those computed here
         self._verifier: Verifier | None = None
 
     def load(self) -> None:
-        """Load the model, and the rows if the kind has any."""
+        """Load the model, and the rows if the kind has any: splits, objective (f of the steps), and evaluated.
+
+        The last is the dialect's own objective, which dev and test losses use.
+        """
         self.model = base_model(self.config, self.warm_key, self.devices)
         self._same_codes()
         if self.config.method.kind.generates:
@@ -214,9 +198,7 @@ class Workbench:
     def install(self, initial: Mapping[str, torch.Tensor] | None = None) -> InstalledSpace:
         """Install the trial's space on the base weights, in the format in which the method's kind trains them.
 
-        Args:
-            initial: values of its parameters at which it began somewhere else; None: those that are computed here.
-
+        Its parameters are at the `initial` values where it began somewhere else, otherwise at those computed here.
         Raises UserError if the space trains nothing, or the mask differs from the one that the trial began with.
         """
         assert warm is not None
@@ -238,23 +220,17 @@ class Workbench:
             for name, param in installed.params.items():
                 param.data.copy_(initial[name])
         if space.starts_computed:
-            self._begin_at(digest(installed.params))
+            here = digest(installed.params)
+            self.began_elsewhere = self.recorder.began_with(ComputedInitial(fingerprint=here)) != here
+            if self.began_elsewhere:
+                self.recorder.say("initial", OTHER_START.format(space=space.name))
         return installed
-
-    def _begin_at(self, mark: str) -> None:
-        """Keep the fingerprint of the initial values, or say that the trial began with others."""
-        recorder = self.recorder
-        if not recorder.initial:
-            recorder.initial = mark
-            recorder.emit(ComputedInitial(fingerprint=mark))
-        self.began_elsewhere = recorder.initial != mark
-        if self.began_elsewhere:
-            recorder.say("initial", OTHER_START.format(space=self.config.space.name))
 
     def agreed(self, space: InstalledSpace) -> bytes:
         """Return a fingerprint of everything that leader and followers must agree on, beyond the configuration."""
         shapes = [[name, list(param.shape)] for name, param in space.params.items()]
-        return fingerprint([self.recorder.mask, self.recorder.quantized, shapes]).encode()
+        marks = [self.recorder.began.get(computed, "") for computed in (ComputedMask, ComputedCodes)]
+        return fingerprint([*marks, shapes]).encode()
 
     def examples_of(self, step: int) -> list[EncodedExample]:
         """Return the rows of a step's minibatch, or of the one with this number (see `Estimator.minibatches`)."""
@@ -375,37 +351,31 @@ class Workbench:
 
     def _mask(self, layers: Sequence[str]) -> Found:
         """Return the first mask and the function that computes later ones. A log continues only over its own mask."""
-        recorder = self.recorder
         loaded = lambda: self.model
         plain = self._plain if self.config.precision.coded else loaded
-        mask, mark = sensitive_mask(self.config, loaded, plain, layers, self.splits.train, self.evaluated)
+        mask, here = sensitive_mask(self.config, loaded, plain, layers, self.splits.train, self.evaluated)
         self.model = base_model(self.config, self.warm_key, self.devices)  # the same, if `_plain` was not called
-        if recorder.mask not in ("", mark):
+        computed = ComputedMask(fingerprint=here, entries=sum(map(len, mask.masks.values())))
+        if (began := self.recorder.began_with(computed)) != here:
             raise UserError(
-                f"the mask computed here ({mark}) differs from the one that this trial began with ({recorder.mask})",
+                f"the mask computed here ({here}) differs from the one that this trial began with ({began})",
                 fix="rerun the trial from its first step, or copy the mask store of the machine where it began",
             )
-        if not recorder.mask:
-            recorder.mask = mark
-            entries = sum(map(len, mask.masks.values()))
-            recorder.emit(ComputedMask(fingerprint=mark, entries=entries))
         return mask
 
     def _same_codes(self) -> None:
         """Record computed codes. A log continues only over its own: another kind of machine may compute other ones."""
-        recorder, package = self.recorder, self.model.package
-        if package is None:
+        if self.model.package is None:
             return
-        if recorder.quantized not in ("", package.codes):
+        here = self.model.package.codes
+        if (began := self.recorder.began_with(ComputedCodes(fingerprint=here))) != here:
             raise UserError(
-                f"the codes here ({package.codes}) differ from those that this trial began with ({recorder.quantized})",
+                f"the codes here ({here}) differ from those that this trial began with ({began})",
                 fix="rerun the trial from its first step, or run it from a package",
             )
-        if not recorder.quantized:
-            recorder.quantized = package.codes
-            recorder.emit(ComputedCodes(fingerprint=package.codes))
 
     def _plain(self) -> CausalModel:
         """Return the model with the weights themselves, in place of the one that stores codes, which is freed."""
-        del self.model
-        return plain_model(self.config, self.device)
+        del self.model  # the last other reference to the cached model
+        _drop()
+        return load(self.config.model, self.config.precision.dtype, self.device)

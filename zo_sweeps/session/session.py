@@ -16,8 +16,8 @@ from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.plan.order import ORDERS
-from zo_sweeps.record.commands import Command, remember
 from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.record.sweep_book import Command, remember
 from zo_sweeps.results import past_sweeps, report, sweep_figures
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.facts import plan_facts, spent

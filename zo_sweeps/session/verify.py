@@ -21,6 +21,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.events import Event, ScoredDev, ScoredTest, Start, only
 from zo_sweeps.core.files import packed, unpacked
+from zo_sweeps.core.host import provenance
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.engine.replay import OtherBasesError, digest
 from zo_sweeps.methods.parts import Model, ModelSource
@@ -30,7 +31,6 @@ from zo_sweeps.plan.build import Plan, warm_key
 from zo_sweeps.plan.expand import flatten
 from zo_sweeps.record.archive import Archive
 from zo_sweeps.record.journal import outcome, tested
-from zo_sweeps.record.provenance import collect
 from zo_sweeps.results.exchange import Shared, differences, same_json, unpack
 from zo_sweeps.run.recorder import Nowhere, Recorder
 from zo_sweeps.run.workbench import OTHER_START, Workbench
@@ -233,7 +233,7 @@ def _untrained(trial: Trial, events: list[Event]) -> Iterator[tuple[Workbench, N
 def _elsewhere(events: list[Event]) -> str:
     """Return how the run's versions and processor differ from those here, which may round in another way; or ""."""
     then = only(Start, events)[-1].versions
-    here = collect()
+    here = provenance()
     packages = then.get("packages", {})
     pairs = [(name, packages.get(name), here["packages"].get(name)) for name in ("zo_sweeps", "torch", "transformers")]
     pairs.append(("processor", then.get("cpu"), here["cpu"]))

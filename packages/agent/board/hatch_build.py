@@ -18,7 +18,7 @@ FILES = (
     *("cli/__init__", "cli/lines", "cli/parser"),
     *("fleet/__init__", "fleet/node", "fleet/systemd"),
     "plan/__init__",
-    *("record/__init__", "record/journal", "record/provenance", "record/spent"),
+    *("record/__init__", "record/journal", "record/spent"),
     "results/__init__",
     *("schedule/__init__", "schedule/backend", "schedule/cluster", "schedule/placement", "schedule/ray_tls"),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.run.common import make
-from zo_sweeps.core.shape import MalformedError
+from zo_sweeps.core.document import MalformedError
 from zo_sweeps.methods import registry
 from zo_sweeps.record.journal import outcome
 from zo_sweeps_agent.agent import link, trials

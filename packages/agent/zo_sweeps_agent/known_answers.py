@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zo_sweeps.core.shape import Shape, item
+from zo_sweeps.core.document import Shape, item
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.parts import Model, ModelSource

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zo_sweeps.core.shape import Shape, item
+from zo_sweeps.core.document import Shape, item
 
 EVENTS = 10_000_000  # of a journal; its bytes are bounded where it is stored
 FILES = 100_000

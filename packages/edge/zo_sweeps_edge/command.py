@@ -14,7 +14,7 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Cell, Plan
-from zo_sweeps.record.commands import Command
+from zo_sweeps.record.sweep_book import Command
 from zo_sweeps.session.export import new_or_empty
 from zo_sweeps.session.session import plan_here
 

@@ -22,8 +22,8 @@ from zo_sweeps.methods.definition import identity, write
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.run.runner import OF_AN_ENGINE, Work
+from zo_sweeps.run.training import ZerothOrderRunner
 from zo_sweeps.run.workbench import Workbench
-from zo_sweeps.run.zeroth_order import ZerothOrderRunner
 from zo_sweeps_edge import agreement, store
 from zo_sweeps_edge.export import export
 from zo_sweeps_edge.program import Calls, Program

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Sensitive(SparseSpace):
     """The entries of a mask found by backpropagation, recomputed every `refresh` steps (0: never).
 
-    The mask needs gradients, hence batches and a loss, which a space does not have: `run/gradients.py` computes the
+    The mask needs gradients, hence batches and a loss, which a space does not have: `run/packages.py` computes the
     masks and passes them to `install` as `mask`. The paper leaves open the scope and the score (engine/masks.py
     discusses both), and the number and length of the samples. Source: Guo et al., 2024, definitions 3 and 4,
     eqs. 11 and 12.

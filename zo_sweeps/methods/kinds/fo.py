@@ -18,7 +18,7 @@ class FirstOrder(Kind):
     Raises UserError for both `gradient_checkpointing` and `layerwise`, which computes layers again already.
     """
 
-    runner: ClassVar[str] = "zo_sweeps.run.backpropagation:Backpropagation"
+    runner: ClassVar[str] = "zo_sweeps.run.training:Backpropagation"
     trains: ClassVar[bool] = True
     backpropagates: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ("space", "update", "train", "gradients", "seed")

@@ -12,7 +12,7 @@ from zo_sweeps.methods.kind import Kind
 class ZerothOrder(Kind):
     """Training by zeroth-order estimates; the log of coefficients determines a run, which resumes from it."""
 
-    runner: ClassVar[str] = "zo_sweeps.run.zeroth_order:ZerothOrderRunner"
+    runner: ClassVar[str] = "zo_sweeps.run.training:ZerothOrderRunner"
     trains: ClassVar[bool] = True
     estimates: ClassVar[bool] = True
     resumes: ClassVar[bool] = True

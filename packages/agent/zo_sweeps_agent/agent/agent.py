@@ -21,9 +21,9 @@ from typing import Any
 
 import psutil
 
+from zo_sweeps.core.document import MalformedError
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
-from zo_sweeps.core.shape import MalformedError
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.energy import EnergyMeter

@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx2
 
+from zo_sweeps.core.document import MalformedError, S
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.shape import MalformedError, S
 from zo_sweeps_agent.protocol import Refusal
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 40.0  # a long poll takes 25 s

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from zo_sweeps.core.document import CONTROL
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ClientLine, End, Event, read_event, write_event
 from zo_sweeps.core.files import replacing
 from zo_sweeps.core.light_client import decisive
-from zo_sweeps.core.shape import CONTROL
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.record.journal import Journal, outcome, read_events
 from zo_sweeps_agent.lease_contents import LeaseContents

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from zo_sweeps.core.shape import MalformedError, S, Shape
+from zo_sweeps.core.document import MalformedError, S, Shape
 from zo_sweeps.record.received import printable
 from zo_sweeps_agent.gateway import limits
 from zo_sweeps_agent.leases import canonical

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from zo_sweeps.core.shape import WHOLE, MalformedError, Shape, item
+from zo_sweeps.core.document import WHOLE, MalformedError, Shape, item
 
 pytestmark = pytest.mark.unit
 
