@@ -37,7 +37,7 @@ ALSO = {
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates", "objectives"}
 ONLY_IN = {
     "ray": {
-        "schedule/ray_backend.py",
+        "schedule/executors/ray.py",
         "schedule/ray_cluster.py",
         "schedule/ray_slots.py",
         "schedule/cluster.py",

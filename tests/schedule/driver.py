@@ -11,11 +11,11 @@ from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.backend import Backend
+from zo_sweeps.schedule.executors.inline import InlineBackend
+from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.halving import Confirmation, Rungs
-from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
-from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.snapshot import Summary, Watch
 from zo_sweeps.schedule.spending import Caps, Meter
 from zo_sweeps.schedule.sweep import Sweep

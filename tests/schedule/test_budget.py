@@ -15,7 +15,7 @@ from zo_sweeps.core.events import ScoredDev, Steps
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.methods.executor import Budget
 from zo_sweeps.record.journal import JournalStore, last_step
-from zo_sweeps.schedule.inline_backend import InlineBackend
+from zo_sweeps.schedule.executors.inline import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.schedule.spending import Meter, Predicted, Spent, cap_above, covered, must_hold, over, spent
 

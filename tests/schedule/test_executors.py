@@ -11,8 +11,8 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.registry import member, names
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.schedule.inline_backend import InlineBackend
-from zo_sweeps.schedule.ray_backend import RayBackend
+from zo_sweeps.schedule.executors.inline import InlineBackend
+from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.this_host import crowded
 
 pytestmark = pytest.mark.unit

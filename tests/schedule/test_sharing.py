@@ -23,9 +23,9 @@ from zo_sweeps.core.trial import Needs, Outcome, Sharing, Trial, TrialState
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
 from zo_sweeps.run.run_trial import run_trial
-from zo_sweeps.schedule.inline_backend import InlineBackend, ProcessPeer
+from zo_sweeps.schedule.executors.inline import InlineBackend, ProcessPeer
+from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.placement import Node, must_share, no_room, processes
-from zo_sweeps.schedule.ray_backend import RayBackend
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,9 +39,9 @@ MOST_BUNDLES = 1000  # of a sweep; more nodes are asked for when these are there
 NOTHING: Held = (0, 0.0, 0, 0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
-    """An actor, and the attempt that it runs (None: idle)."""
+    """An actor (None: it has not been made), and the attempt that it runs (None: idle)."""
 
     actor: Any
     node: Node
@@ -106,7 +106,7 @@ class Slots:
             node.node_id: self._of_others(node, free[node.node_id]) for node in nodes if node.node_id in free
         }
         busy = [slot for slot in self._slots if slot.trial]
-        room = {node.node_id for node in nodes if self._fits(node, 0, 0, busy)}
+        room = {node.node_id for node in nodes if self._fits(Slot(None, node, 0), busy)}
         self._left = {node_id: since for node_id, since in self._left.items() if node_id in room}
         for slot in busy:
             self._count(slot, now)
@@ -231,10 +231,10 @@ class Slots:
 
     def take(self, trial: Trial, attempt: int, kind: str | None) -> Slot:
         """Take a slot for the trial, an idle one or a new one."""
-        slot, node = self.choose(trial, kind)
-        if slot is None:
-            assert node is not None, "submit without a fit"
-            slot = self._new(node, gpus_needed(trial.needs, node), main_memory(trial.needs, node))
+        slot = self.choose(trial, kind)
+        assert slot is not None, "submit without a fit"
+        if slot not in self._slots:
+            self._make(slot)
         slot.trial, slot.attempt, slot.cursor, slot.warm_key = trial, attempt, 0, trial.warm_key
         slot.counted = time.monotonic()
         slot.outgrown = ""
@@ -296,10 +296,10 @@ class Slots:
             return None
         nodes = sorted(self.nodes_for(trial), key=lambda node: preference(trial.needs, node))
         kinds = dict.fromkeys(node.device for node in nodes)
-        return next((kind for kind in kinds if self._has_room(trial, kind, count)), "")
+        return next((kind for kind in kinds if self._takes_all(trial, kind, count)), "")
 
-    def choose(self, trial: Trial, kind: str | None = None) -> tuple[Slot | None, Node | None]:
-        """Return the idle slot to use, warm if possible; (None, node): make one on the node; (None, None): wait.
+    def choose(self, trial: Trial, kind: str | None = None) -> Slot | None:
+        """Return the idle slot to use, warm if possible, or one to be made; None: wait.
 
         `kind`: only nodes of that device profile.
         """
@@ -312,47 +312,43 @@ class Slots:
             away |= {slot.node.node_id for slot in busy if self._losses.is_sick(slot.node.node_id)}
             lost = self._losses.nodes_of(trial.trial_id)
             away |= lost if lost and self._others_for(trial, lost) else set()
-        nodes = [node for node in nodes if node.node_id not in away]
         nodes.sort(key=lambda node: preference(trial.needs, node))
-        homes = {node.node_id: (gpus_needed(trial.needs, node), main_memory(trial.needs, node)) for node in nodes}
-        idle = [slot for slot in self._slots if slot.trial is None and slot.node.node_id in homes]
-        idle = [slot for slot in idle if _suits(slot, *homes[slot.node.node_id])]
+        new = {
+            node.node_id: Slot(None, node, gpus_needed(trial.needs, node), memory_bytes=main_memory(trial.needs, node))
+            for node in nodes
+            if node.node_id not in away
+        }
         # An agent's slot may be another driver's as soon as the lease has ended.
-        full = {node.node_id for node in nodes if node.is_agent and not self._fits(node, *homes[node.node_id], busy)}
-        idle = [slot for slot in idle if slot.node.node_id not in full]
+        free = {node_id: one for node_id, one in new.items() if not one.node.is_agent or self._fits(one, busy)}
+        idle = [slot for slot in self._slots if slot.trial is None and slot.node.node_id in free]
+        idle = [slot for slot in idle if _suits(slot, free[slot.node.node_id])]
         for device in {slot.node.device for slot in idle}:
-            if self._first_served(device, nodes, homes, busy, self._start):
+            if self._first_served(device, new.values(), busy, self._start):
                 idle = [slot for slot in idle if slot.node.device != device]
         if idle:
             warm = next((slot for slot in idle if slot.warm_key == trial.warm_key), None)
-            return warm or min(idle, key=lambda slot: preference(trial.needs, slot.node)), None
-        for node in nodes:
-            if self._room(node, *homes[node.node_id], busy):
-                first = self._first_served(node.device, nodes, homes, busy)
-                if not first or not self._leaves(node, first):
-                    return None, node
-        return None, None
+            return warm or min(idle, key=lambda slot: preference(trial.needs, slot.node))
+        for one in new.values():
+            if self._has_room(one, busy):
+                first = self._first_served(one.node.device, new.values(), busy)
+                if not first or not self._leaves(one.node, first):
+                    return one
+        return None
 
     def _first_served(
-        self,
-        device: str,
-        nodes: Sequence[Node],
-        homes: Mapping[str, tuple[int, int]],
-        busy: Sequence[Slot],
-        start: float | None = None,
+        self, device: str, new: Iterable[Slot], busy: Sequence[Slot], start: float | None = None
     ) -> list[Claim]:
-        """Return the sweeps that a device profile's free slots are for; `homes`: what the trial takes on `nodes`."""
+        """Return the sweeps that a device profile's free slots are for; `new`: the trial's, if made on each node."""
         others = [other for other in self.others if other.driver not in self._passed]
         first = first_served(self.claim(), others, device, start=start) if others else []
         if not first or any(other.priority > self._me.priority for other in first):  # it takes as many as it can
             return first
         slots = list(busy)
-        for node in nodes:
-            while node.device == device and self._fits(node, *homes[node.node_id], slots):
+        for one in new:
+            while one.node.device == device and self._fits(one, slots):
                 if len(slots) - len(busy) == len(first):
                     return []
-                gpus, memory = homes[node.node_id]
-                slots.append(Slot(None, node, gpus, memory_bytes=memory))
+                slots.append(one)
         return first
 
     def _leaves(self, node: Node, first: Sequence[Claim]) -> bool:
@@ -370,22 +366,15 @@ class Slots:
             self._used[device] += (now - slot.counted) * self._cpus * count(self._me, self.others, device)
         slot.counted = now
 
-    def _has_room(self, trial: Trial, kind: str, count: int) -> bool:
-        """Return whether `count` slots are free: take them, with placeholders for new ones, and give them back."""
-        before, taken = self._slots, []
-        self._slots = list(before)
+    def _takes_all(self, trial: Trial, kind: str, count: int) -> bool:
+        """Return whether `count` slots are free: take them, as if the new ones were made, and give them back."""
+        before, taken = self._slots, list[Slot]()
         try:
-            for _ in range(count):
-                slot, node = self.choose(trial, kind)
-                if slot is None:
-                    if node is None:
-                        return False
-                    memory = main_memory(trial.needs, node)
-                    slot = Slot(None, node, gpus_needed(trial.needs, node), memory_bytes=memory)
-                    self._slots.append(slot)
-                taken.append(slot)
+            while len(taken) < count and (slot := self.choose(trial, kind)):
+                self._slots = list(dict.fromkeys((*self._slots, slot)))
                 slot.trial = trial
-            return True
+                taken.append(slot)
+            return len(taken) == count
         finally:
             for slot in taken:
                 slot.trial = None
@@ -402,14 +391,14 @@ class Slots:
             max(0, node.memory_bytes - int(free.get("memory", 0.0)) - sum(slot.memory_bytes for slot in here)),
         )
 
-    def _room(self, node: Node, gpus: int, memory: int, slots: Sequence[Slot]) -> bool:
-        """Return whether one more actor may be made on `node` in addition to `slots`."""
-        return (not self._limit or len(slots) < self._limit) and self._fits(node, gpus, memory, slots)
+    def _has_room(self, new: Slot, slots: Sequence[Slot]) -> bool:
+        """Return whether an actor may be made in addition to `slots`."""
+        return (not self._limit or len(slots) < self._limit) and self._fits(new, slots)
 
-    def _fits(self, node: Node, gpus: int, memory: int, slots: Sequence[Slot]) -> bool:
-        """Return whether one more actor fits on `node` in addition to `slots` and to what others hold there."""
-        here = [self._held(slot) for slot in slots if slot.node.node_id == node.node_id]
-        return not _exceeds(node, (1, self._cpus, gpus, memory), self._held_by_others(node), *here)
+    def _fits(self, new: Slot, slots: Sequence[Slot]) -> bool:
+        """Return whether an actor fits on its node in addition to `slots` and to what others hold there."""
+        here = [self._held(slot) for slot in slots if slot.node.node_id == new.node.node_id]
+        return not _exceeds(new.node, self._held(new), self._held_by_others(new.node), *here)
 
     def _held(self, slot: Slot) -> Held:
         return (1, self._cpus, slot.gpus, slot.memory_bytes)
@@ -429,19 +418,18 @@ class Slots:
         actors = min(node.cpus // self._cpus, node.memory_bytes // memory)
         return max(0, int(min(max(SPARE * memory, SMALL), node.memory_bytes / actors, free)) - memory)
 
-    def _new(self, node: Node, gpus: int, memory: int) -> Slot:
-        while not self._room(node, gpus, memory, self._slots):
+    def _make(self, new: Slot) -> None:
+        """Start an actor, in place of idle ones if need be."""
+        node = new.node
+        while not self._has_room(new, self._slots):
             idle = [slot for slot in self._slots if slot.trial is None]
             self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
-        memory += self._spare(node, memory)
-        if node.is_agent:
-            actor: Any = self._agents.slot(node, self._cpus, self._target)
-        else:
-            actor = self._start_actor(node, gpus, memory)
-        self._slots.append(Slot(actor, node, gpus, memory_bytes=memory, began=time.monotonic()))
-        return self._slots[-1]
+        new.memory_bytes += self._spare(node, new.memory_bytes)
+        new.actor = self._agents.slot(node, self._cpus, self._target) if node.is_agent else self._start_actor(new)
+        new.began = time.monotonic()
+        self._slots.append(new)
 
-    def _start_actor(self, node: Node, gpus: int, memory: int) -> Any:
+    def _start_actor(self, new: Slot) -> Any:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -449,12 +437,12 @@ class Slots:
             ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]  # not in Ray's types
             .options(
                 num_cpus=self._cpus,
-                num_gpus=gpus,
-                memory=memory,
+                num_gpus=new.gpus,
+                memory=new.memory_bytes,
                 max_restarts=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(new.node.node_id, soft=False),
             )
-            .remote(self._target, self._cpus, {"node": node.name, "profile": node.device})
+            .remote(self._target, self._cpus, {"node": new.node.name, "profile": new.node.device})
         )
 
 
@@ -470,6 +458,6 @@ def _exceeds(node: Node, *each: Held) -> bool:
     return not lent or (node.slots is not None and slots > node.slots)
 
 
-def _suits(slot: Slot, gpus: int, memory: int) -> bool:
-    """Return whether an idle actor has the GPUs and the main memory for a trial, and not much more memory."""
-    return slot.gpus == gpus and memory <= slot.memory_bytes <= LOOSE * max(memory, SMALL)
+def _suits(slot: Slot, new: Slot) -> bool:
+    """Return whether an idle actor has the GPUs and the memory that a new one would, and not much more memory."""
+    return slot.gpus == new.gpus and new.memory_bytes <= slot.memory_bytes <= LOOSE * max(new.memory_bytes, SMALL)
