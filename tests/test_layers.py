@@ -44,7 +44,7 @@ ONLY_IN = {
         "schedule/ray_private.py",
     },
     "aiohttp": set(),
-    "cryptography": {"record/archive.py", "schedule/ray_tls.py"},
+    "cryptography": {"record/archive.py", "schedule/cluster.py"},
     "mlflow": {"record/"},
     "hydra": {"config/"},
     "omegaconf": {"config/"},

@@ -10,8 +10,8 @@ from zo_sweeps import __version__
 from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.schedule.backend import COLD, NO_SLOT, WARM
 from zo_sweeps.schedule.placement import Node, gpus_holding, gpus_needed, preference, reason, refusal
-from zo_sweeps.schedule.queue import ReadyQueue
 from zo_sweeps.schedule.ray_cluster import node_of
+from zo_sweeps.schedule.sweep import ReadyQueue
 from zo_sweeps.schedule.this_host import _divided, _gpus, _reasons
 
 pytestmark = pytest.mark.unit

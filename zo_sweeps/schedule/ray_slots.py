@@ -14,6 +14,7 @@ from zo_sweeps.core.trial import Trial
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.schedule.backend import TrialActor
 from zo_sweeps.schedule.cluster import DEVICE_LABEL
 from zo_sweeps.schedule.fairness import Asks, Claim, Held, base, count, first_served
 from zo_sweeps.schedule.placement import (
@@ -27,7 +28,6 @@ from zo_sweeps.schedule.placement import (
     processes,
     refusal,
 )
-from zo_sweeps.schedule.ray_actor import TrialActor
 
 LOOSE = 1.5  # an actor runs no trial that needs less than its memory divided by this: others may need the rest
 SPARE = 1.25  # an actor holds up to this times what its first trial needs, so that trials like it need no new process
