@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import json
 import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from zo_sweeps.schedule import ray_private
 
@@ -114,7 +114,7 @@ class Claims:
         host = socket.gethostname()
         self.user = _user()
         self.driver = f"{self.user}, pid {os.getpid()} on {host}"
-        self._key = f"{ray_private.RUNS}{host}-{os.getpid()}"
+        self._name = f"{host}-{os.getpid()}"
         self._seen: dict[str, tuple[float, float]] = {}  # key -> (its time, when we first read that: monotonic)
 
     def exchange(self, runs: Mapping[str, list[str]], mine: Claim) -> list[Claim]:
@@ -124,20 +124,20 @@ class Claims:
         """
         note = {**asdict(mine), "time": time.time(), "runs": dict(runs)}
         with contextlib.suppress(Exception):  # Ray raises any kind of error then; the sweep goes on
-            ray_private.put_note(self._key, json.dumps(note).encode())
-            return self._others()
+            notes = ray_private.joined_notes()
+            notes.put(ray_private.RUNS + self._name, note)
+            return self._others(notes.notes(ray_private.RUNS))
         return []
 
     def withdraw(self) -> None:
         """Remove this driver's note."""
         with contextlib.suppress(Exception):
-            ray_private.remove_note(self._key)
+            ray_private.joined_notes().remove(ray_private.RUNS + self._name)
 
-    def _others(self) -> list[Claim]:
+    def _others(self, notes: Mapping[str, Mapping[str, Any]]) -> list[Claim]:
         now, live = time.monotonic(), []
-        for key, text in ray_private.notes(ray_private.RUNS).items():
-            note = json.loads(text)
-            if key == self._key:
+        for key, note in notes.items():
+            if key == self._name:
                 continue
             if self._seen.get(key, (0.0, 0.0))[0] != note["time"]:  # the clocks of two hosts may differ
                 self._seen[key] = (note["time"], now)

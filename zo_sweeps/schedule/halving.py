@@ -10,7 +10,7 @@ others.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -129,27 +129,55 @@ def best(scores: Sequence[float], keep: float) -> list[int]:
     return sorted(ranked[: math.ceil(keep * len(scores) - 1e-9)])
 
 
-class Halving:
-    """The standing of a sweep's groups, as their journals have it."""
+class Rungs(Observer):
+    """The groups of a sweep: trials at a rung whose rivals are all there go on, or are stopped. The last observer."""
 
     def __init__(self, groups: Sequence[Rivals]) -> None:
         self._groups = groups
         self._group = {trial_id: group for group in groups for ids in group.settings for trial_id in ids}
+        # As the journals have it.
         self._scores: dict[tuple[str, int], float] = {}
         self._told: dict[str, set[int]] = {trial_id: set() for trial_id in self._group}
         self._kept: dict[tuple[Rivals, int], frozenset[str]] = {}
-        self._ended: set[str] = set()
+        self._ended: set[str] = set()  # trials that will reach no further rung
 
-    @property
-    def trial_ids(self) -> Iterable[str]:
-        """The trials of all groups."""
-        return self._group.keys()
+    def begins(self, sweep: Sweep) -> None:
+        """Read from the journals how far the trials are, and what was decided."""
+        self._sweep = sweep
+        for trial_id in self._group:
+            try:
+                self._see(trial_id, sweep.store.read(trial_id))
+            except UserError:  # a damaged journal fails its trial when that is launched
+                continue
+            if trial_id not in sweep.pending.held:
+                self._ended.add(trial_id)
+        self._judge()
 
-    def see(self, trial_id: str, events: Iterable[Event]) -> None:
+    def ready(self, trial: Trial) -> str:
+        return "it is at a rung, and its rivals are not" if self._rung(trial.trial_id) else ""
+
+    def saw(self, run: Running, events: Sequence[Event]) -> None:
+        if run.trial.trial_id in self._group:
+            self._see(run.trial.trial_id, events)
+
+    def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
+        if outcome.state is TrialState.STOPPED:
+            return  # by the verdict in hand
+        if not again and outcome.state not in (TrialState.PAUSED, TrialState.CANCELLED):
+            self._ended.add(run.trial.trial_id)
+        if self._judge():
+            self._sweep.pending.sort()
+
+    def looks(self, last: bool = False) -> None:
+        """Say which trials cannot go on because rivals of theirs have not come to their rung."""
+        n, stop = sum(self._rung(trial_id) > 0 for trial_id in self._group.keys() - self._ended), self._sweep.stop
+        if last and n and not stop.wanted and not stop.over:
+            trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
+            self._sweep.say(f"{trials} at a rung: other settings of their cell have neither reached it nor ended")
+
+    def _see(self, trial_id: str, events: Iterable[Event]) -> None:
         """Take new events of a trial."""
-        group = self._group.get(trial_id)
-        if group is None:
-            return
+        group = self._group[trial_id]
         for event in events:
             if isinstance(event, ScoredDev) and event.step in group.rungs:
                 self._scores[trial_id, event.step] = _score(event, group.metric)
@@ -158,31 +186,31 @@ class Halving:
                     self._told[trial_id].add(event.step)
                 self._kept[group, event.step] = frozenset(event.kept)
 
-    def ended(self, trial_id: str) -> None:
-        """Note that a trial has ended: it will reach no further rung."""
-        self._ended.add(trial_id)
+    def _rung(self, trial_id: str) -> int:
+        """Return the rung at which a trial waits and has not been told whether it goes on; 0: at none."""
+        rungs = self._group[trial_id].rungs if trial_id in self._group else ()
+        return next((s for s in rungs if (trial_id, s) in self._scores and s not in self._told[trial_id]), 0)
 
-    def waits(self, trial_id: str) -> bool:
-        """Return whether a trial is at a rung and has not been told whether it goes on."""
-        return self._rung(trial_id) is not None
+    def _judge(self) -> bool:
+        """Decide where all rivals are there, and stop the trials that do not go on; return whether any does."""
+        verdicts = [verdict for group in self._groups for verdict in self._verdicts(group)]
+        for trial_id, rung in verdicts:
+            self._sweep.store.append(trial_id, [rung])  # before the trial is stopped
+            if trial_id not in rung.kept:
+                trial, paused = self._sweep.trials[trial_id], self._sweep.ledger.outcomes.get(trial_id)
+                why = f"stopped at {rung.step} of {trial.steps} steps, by successive halving on dev"
+                ended = replace(paused or Outcome(trial_id, TrialState.PAUSED), state=TrialState.STOPPED)
+                self._sweep.conclude(trial, replace(ended, steps_done=rung.step, error=why))
+        return any(trial_id in rung.kept for trial_id, rung in verdicts)
 
-    @property
-    def paused(self) -> list[str]:
-        """The trials that wait at a rung for rivals."""
-        return [trial_id for trial_id in self._group if trial_id not in self._ended and self.waits(trial_id)]
-
-    def verdicts(self, running: Container[str]) -> list[tuple[str, Rung]]:
+    def _verdicts(self, group: Rivals) -> list[tuple[str, Rung]]:
         """Return the decisions on trials that wait and whose rivals are there, by trial_id; each is returned once.
 
-        Trials whose attempts are `running` have not ended: the evaluation of a rung arrives before the pause.
+        A trial that runs has not paused yet: the evaluation of a rung arrives before.
         """
-        return [verdict for group in self._groups for verdict in self._verdicts(group, running)]
-
-    def _verdicts(self, group: Rivals, running: Container[str]) -> list[tuple[str, Rung]]:
-        verdicts: list[tuple[str, Rung]] = []
-        settings = group.settings
+        verdicts, settings, running = list[tuple[str, Rung]](), group.settings, self._sweep.running
         for step in group.rungs:
-            kept = self._decision(group, settings, step, running)
+            kept = self._decision(group, settings, step)
             if kept is None:
                 break
             for trial_id in (trial_id for ids in settings for trial_id in ids):
@@ -194,13 +222,11 @@ class Halving:
             settings = tuple(ids for ids in settings if kept.issuperset(ids))
         return verdicts
 
-    def _decision(
-        self, group: Rivals, settings: Sequence[Sequence[str]], step: int, running: Container[str]
-    ) -> frozenset[str] | None:
+    def _decision(self, group: Rivals, settings: Sequence[Sequence[str]], step: int) -> frozenset[str] | None:
         """Return the trials that go on after a rung; None while one of them is still on its way."""
         if (group, step) not in self._kept:
             members = [trial_id for ids in settings for trial_id in ids]
-            paused = {i for i in members if i not in running or step in self._told[i]}
+            paused = {i for i in members if i not in self._sweep.running or step in self._told[i]}
             on_their_way = (i for i in members if (i, step) not in self._scores or i not in paused)
             if not self._ended.issuperset(on_their_way):
                 return None
@@ -208,65 +234,6 @@ class Halving:
             chosen = [settings[index] for index in best(means, group.keep)]
             self._kept[group, step] = frozenset(trial_id for ids in chosen for trial_id in ids)
         return self._kept[group, step]
-
-    def _rung(self, trial_id: str) -> int | None:
-        """Return the rung at which a trial waits."""
-        if (group := self._group.get(trial_id)) is None:
-            return None
-        reached = [s for s in group.rungs if (trial_id, s) in self._scores and s not in self._told[trial_id]]
-        return reached[0] if reached else None
-
-
-class Rungs(Observer):
-    """The groups of a sweep: trials at a rung whose rivals are all there go on, or are stopped. The last observer."""
-
-    def __init__(self, groups: Sequence[Rivals]) -> None:
-        self._halving = Halving(groups)
-
-    def begins(self, sweep: Sweep) -> None:
-        """Read from the journals how far the trials are, and what was decided."""
-        self._sweep = sweep
-        for trial_id in self._halving.trial_ids:
-            try:
-                self._halving.see(trial_id, sweep.store.read(trial_id))
-            except UserError:  # a damaged journal fails its trial when that is launched
-                continue
-            if trial_id not in sweep.pending.held:
-                self._halving.ended(trial_id)
-        self._judge()
-
-    def ready(self, trial: Trial) -> str:
-        return "it is at a rung, and its rivals are not" if self._halving.waits(trial.trial_id) else ""
-
-    def saw(self, run: Running, events: Sequence[Event]) -> None:
-        self._halving.see(run.trial.trial_id, events)
-
-    def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
-        if outcome.state is TrialState.STOPPED:
-            return  # by the verdict in hand
-        if not again and outcome.state not in (TrialState.PAUSED, TrialState.CANCELLED):
-            self._halving.ended(run.trial.trial_id)
-        if self._judge():
-            self._sweep.pending.sort()
-
-    def _judge(self) -> bool:
-        """Stop the trials that do not go on, and return whether any does. The decision is written first."""
-        sweep, verdicts = self._sweep, self._halving.verdicts(self._sweep.running)
-        for trial_id, rung in verdicts:
-            trial = sweep.trials[trial_id]
-            sweep.store.append(trial_id, [rung])
-            if trial_id not in rung.kept:
-                paused = sweep.ledger.outcomes.get(trial_id, Outcome(trial_id, TrialState.PAUSED))
-                why = f"stopped at {rung.step} of {trial.steps} steps, by successive halving on dev"
-                sweep.conclude(trial, replace(paused, state=TrialState.STOPPED, steps_done=rung.step, error=why))
-        return any(trial_id in rung.kept for trial_id, rung in verdicts)
-
-    def looks(self, last: bool = False) -> None:
-        """Say which trials cannot go on because rivals of theirs have not come to their rung."""
-        n, stop = len(self._halving.paused), self._sweep.stop
-        if last and n and not stop.wanted and not stop.over:
-            trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
-            self._sweep.say(f"{trials} at a rung: other settings of their cell have neither reached it nor ended")
 
 
 def _score(event: ScoredDev, metric: str) -> float:

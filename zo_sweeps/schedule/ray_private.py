@@ -54,26 +54,34 @@ def leaving_nodes() -> set[str]:
     return set(state.state.get_draining_nodes())
 
 
-def put_note(key: str, note: bytes) -> None:
-    """Store a note at the head of this connected driver. The public interface has no key-value store."""
-    _notes()._internal_kv_put(key.encode(), note, overwrite=True, namespace=NOTES)
+class Notes:
+    """The notes (JSON) at a head, which live as long as the head. The public interface has no key-value store.
+
+    Args:
+        client: of the head's control store.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def put(self, key: str, note: Mapping[str, Any]) -> None:
+        """Store a note."""
+        self._client.internal_kv_put(key.encode(), json.dumps(note).encode(), True, namespace=NOTES)
+
+    def notes(self, prefix: str) -> dict[str, dict[str, Any]]:
+        """Return the notes whose keys begin with `prefix`, by the rest of the key."""
+        keys = self._client.internal_kv_keys(prefix.encode(), namespace=NOTES)
+        texts = {key.decode()[len(prefix) :]: self._client.internal_kv_get(key, namespace=NOTES) for key in keys}
+        return {key: json.loads(text) for key, text in texts.items() if text}
+
+    def remove(self, key: str) -> None:
+        """Delete a note."""
+        self._client.internal_kv_del(key.encode(), False, namespace=NOTES)
 
 
-def remove_note(key: str) -> None:
-    """Delete a note of this connected driver."""
-    _notes()._internal_kv_del(key.encode(), namespace=NOTES)
-
-
-def notes(prefix: str) -> dict[str, bytes]:
-    """Return the notes at this connected driver's head whose keys begin with `prefix`."""
-    store = _notes()
-    keys = store._internal_kv_list(prefix.encode(), namespace=NOTES)
-    texts = {key.decode(): store._internal_kv_get(key, namespace=NOTES) for key in keys}
-    return {key: text for key, text in texts.items() if text}
-
-
-def _notes() -> Any:
-    return importlib.import_module("ray.experimental.internal_kv")
+def joined_notes() -> Notes:
+    """Return the notes at this connected driver's head."""
+    return Notes(importlib.import_module("ray.experimental.internal_kv").internal_kv_get_gcs_client())
 
 
 def free_resources() -> dict[str, dict[str, float]]:
@@ -94,7 +102,7 @@ def muted() -> Iterator[None]:
         worker.print_to_stdstream = printer
 
 
-class Head:
+class Head(Notes):
     """A client of a head's control store (GCS): versions, nodes, draining and notes, without joining the cluster.
 
     `ray.init` would start a driver, needs a node on this machine, and is possible once per process; the public state
@@ -117,7 +125,7 @@ class Head:
 
         try:
             with _quiet():
-                self._client, self._state = control_store(address)
+                client, self._state = control_store(address)
         except AuthenticationError:
             what, where = f"the head at {address} refuses the token", cluster.token_source(auth)
             if not where:
@@ -129,6 +137,7 @@ class Head:
                 where="cluster.address",
                 fix="check the address; retry later if the head is very busy",
             ) from None
+        super().__init__(client)
 
     def versions(self) -> dict[str, str]:
         """Return the head's Ray and Python versions."""
@@ -169,20 +178,6 @@ class Head:
         """Give the node no new work, and end its raylet once it is idle, after `seconds` at the latest."""
         until = int((time.time() + seconds) * 1000)
         self._client.drain_node(node_id, _PREEMPTION, "asked to leave", until)  # only a hidden command offers it
-
-    def put(self, key: str, note: Mapping[str, Any]) -> None:
-        """Store a note (JSON) at the head, for as long as the head lives."""
-        self._client.internal_kv_put(key.encode(), json.dumps(note).encode(), True, namespace=NOTES)
-
-    def notes(self, prefix: str) -> dict[str, dict[str, Any]]:
-        """Return the notes whose keys begin with `prefix`, by the rest of the key."""
-        keys = self._client.internal_kv_keys(prefix.encode(), namespace=NOTES)
-        texts = {key.decode()[len(prefix) :]: self._client.internal_kv_get(key, namespace=NOTES) for key in keys}
-        return {key: json.loads(text) for key, text in texts.items() if text}
-
-    def remove(self, key: str) -> None:
-        """Delete a note."""
-        self._client.internal_kv_del(key.encode(), False, namespace=NOTES)
 
 
 def control_store(address: str) -> tuple[Any, Any]:
