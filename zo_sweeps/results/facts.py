@@ -21,7 +21,6 @@ from zo_sweeps.schedule import spending
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
 from zo_sweeps.schedule.prediction import TimePredictions, predictions, slots_here, speed_here
 from zo_sweeps.schedule.snapshot import LiveRun, read_live
-from zo_sweeps.schedule.spending import Predicted
 
 MISSING = "missing"
 
@@ -143,7 +142,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         obstacles=[Statement(why, ids) for why, ids in plan.obstacles.items()],
         notes=[Statement(remark, ids) for remark, ids in by_line(plan.remarks).items()],
         caveats=plan.caveats,
-        over_budget=spending.over(caps, len(plan.trials), spent(plan, standing), Predicted(to_go, joules_left))
+        over_budget=spending.over(caps, len(plan.trials), spent(plan, standing), to_go, joules_left)
         if caps.has_cap
         else [],
         order=described(plan, rounds),

@@ -27,7 +27,7 @@ from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.prediction import OPERATIONS, TimePredictions, predictions, slots_here, this_device
 from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Summary, Watch
-from zo_sweeps.schedule.spending import Caps, Meter, must_hold
+from zo_sweeps.schedule.spending import Caps, must_hold
 from zo_sweeps.schedule.sweep import Sweep
 from zo_sweeps.schedule.this_host import crowded, for_this_host
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown
@@ -163,7 +163,7 @@ def run(
                     store,
                     ledger,
                     (
-                        Caps(Meter(plan.config.budget, spent(plan, ledger))),
+                        Caps(plan.config.budget, spent(plan, ledger)),
                         OneCause({block: plan.grid.label(block) for block in plan.grid.blocks}),
                         Remarks(),
                         Waits(),
