@@ -190,15 +190,13 @@ class TrialActor:
         self.leave()
         module = importlib.import_module(self._target.partition(":")[0])
         self._following = module.Following(Trial.from_json(trial), journal)
-        ready: bytes = self._following.ready
-        return ready
+        return bytes(self._following.ready)
 
     def answer(self, question: bytes) -> bytes:
         """Compute a follower's part of a step."""
         if self._following is None:
             raise RuntimeError("this process no longer follows the trial")
-        message: bytes = self._following.answer(question)
-        return message
+        return bytes(self._following.answer(question))
 
     def leave(self) -> None:
         """Stop following."""

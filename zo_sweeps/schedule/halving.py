@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from zo_sweeps.config.schema import SelectConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event, Rung, ScoredDev
 from zo_sweeps.core.fingerprint import canonical_json
@@ -66,17 +67,12 @@ def groups(plan: Plan) -> list[Rivals]:
         among = config.train.halving_among
         configs[among] = config
         made.setdefault(among, {}).setdefault(canonical_json(cell.hyperparameters), {})[cell.trial_id] = None
-    sign = 1.0 if rule.mode == "min" else -1.0
-    return [
-        Rivals(
-            tuple(tuple(ids) for ids in settings.values()),
-            configs[among].train.rungs,
-            configs[among].train.halving_keep,
-            rule.metric,
-            sign,
-        )
-        for among, settings in made.items()
-    ]
+    rivals = []
+    for among, settings in made.items():
+        train = configs[among].train
+        every = tuple(tuple(ids) for ids in settings.values())
+        rivals.append(Rivals(every, train.rungs, train.halving_keep, rule.metric, _sign(rule)))
+    return rivals
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ def searches(plan: Plan) -> list[Search]:
         first, others = settings.setdefault(canonical_json(cell.hyperparameters), ([], []))
         config = TrialConfig.of(plan.every[cell.trial_id].config)
         (others if confirms(config) else first).append(cell.trial_id)
-    sign, made = 1.0 if rule.mode == "min" else -1.0, []
+    made = []
     for (block, column), settings in found.items():
         ids = [trial_id for pair in settings.values() for of_seeds in pair for trial_id in of_seeds]
         missing = [plan.missing[trial_id] for trial_id in ids if trial_id in plan.missing]
@@ -113,8 +109,12 @@ def searches(plan: Plan) -> list[Search]:
                 what = f"grid.select.seeds compares all trials of {block} on {column}, and one cannot run: {missing[0]}"
                 raise UserError(what, fix="leave that row or column out, or grid.select.seeds")
             pairs = tuple((tuple(first), tuple(others)) for first, others in settings.values())
-            made.append(Search(pairs, rule.metric, sign))
+            made.append(Search(pairs, rule.metric, _sign(rule)))
     return made
+
+
+def _sign(rule: SelectConfig) -> float:
+    return 1.0 if rule.mode == "min" else -1.0
 
 
 def best(scores: Sequence[float], keep: float) -> list[int]:
@@ -292,14 +292,10 @@ class Confirmation(Observer):
             return False
         states = sweep.ledger.state
         scores = [search.sign * self._mean(search, first) for first, _ in search.settings]
-        sound = [
-            n
-            for n, (_, others) in enumerate(search.settings)
-            if not any(states(i) in (TrialState.DIVERGED, TrialState.OUT_OF_MEMORY) for i in others)
-        ]
-        self._selected[search] = selected = min(
-            (n for n in sound if math.isfinite(scores[n])), key=lambda n: scores[n], default=None
-        )
+        bad = TrialState.DIVERGED, TrialState.OUT_OF_MEMORY
+        fit = (n for n, pair in enumerate(search.settings) if not any(states(i) in bad for i in pair[1]))
+        sound = (n for n in fit if math.isfinite(scores[n]))
+        self._selected[search] = selected = min(sound, key=lambda n: scores[n], default=None)
         if selected is None or all(states(i) is TrialState.SUCCEEDED for i in search.settings[selected][1]):
             for n, (_, others) in enumerate(search.settings):
                 for trial_id in others if n != selected else ():

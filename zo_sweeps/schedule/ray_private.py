@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import json
 import os
-import pwd
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -196,19 +195,15 @@ def _must_be_ours(nodes: list[dict[str, Any]]) -> None:
     if any(os.access(socket, os.R_OK | os.W_OK) for socket in sockets):
         return
     folders = [folder for folder in sockets[0].parents if os.path.lexists(folder) and folder != Path("/tmp")]
-    owner = _name(folders[0].stat().st_uid) if folders else "another user"
+    try:
+        owner = folders[0].owner() if folders else "another user"
+    except KeyError:  # a user without a name
+        owner = f"user {folders[0].stat().st_uid}"
     raise UserError(
         f"the Ray node on this machine runs as {owner}, and only {owner} can run sweeps on it",
         where="cluster.address",
         fix=f"run this command as {owner}, or on a machine whose node is yours (zo-sweeps worker join)",
     )
-
-
-def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -406,8 +407,7 @@ class Slots:
     def _held_by_others(self, node: Node) -> Held:
         """Return what others hold on `node`, by Ray or by what they say, whichever is more."""
         taken, claimed = self._taken.get(node.node_id, NOTHING), self._claimed.get(node.node_id, NOTHING)
-        slots, cpus, gpus, memory = map(max, taken, claimed)
-        return int(slots), float(cpus), int(gpus), int(memory)
+        return tuple(map(max, taken, claimed))
 
     def _spare(self, node: Node, memory: int) -> int:
         """Return the bytes that a new actor holds beyond `memory`: none that a further actor like it would need."""
@@ -447,15 +447,13 @@ class Slots:
 
 
 def _sum(*each: Held) -> Held:
-    slots, cpus, gpus, memory = zip(*each, strict=True)
-    return sum(slots), sum(cpus), sum(gpus), sum(memory)
+    return tuple(map(sum, zip(*each, strict=True)))
 
 
 def _exceeds(node: Node, *each: Held) -> bool:
     """Return whether these together hold more than a node has."""
-    slots, cpus, gpus, memory = _sum(*each)
-    lent = node.cpus >= cpus and node.gpus >= gpus and node.memory_bytes >= memory
-    return not lent or (node.slots is not None and slots > node.slots)
+    lent = math.inf if node.slots is None else node.slots, node.cpus, node.gpus, node.memory_bytes
+    return any(held > most for held, most in zip(_sum(*each), lent, strict=True))
 
 
 def _suits(slot: Slot, new: Slot) -> bool:

@@ -55,8 +55,8 @@ class Sweep:
         self, trials: Sequence[Trial], backend: Backend, store: JournalStore, ledger: Ledger,
         observers: Sequence[Observer] = (), *,
         rerun: Collection[str] = (), rounds: Mapping[str, int] | None = None,
-        options: Executor = Executor(),  # noqa: B008  # frozen
-        on_events: Callable[[str], None] = lambda trial_id: None, say: Callable[[str], None] = print,
+        options: Executor | None = None, on_events: Callable[[str], None] = lambda trial_id: None,
+        say: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
         self.trials: dict[str, Trial] = {}  # in plan order, the first occurrence of each
         for trial in trials:
@@ -64,7 +64,7 @@ class Sweep:
         check_rerun(rerun, self.trials)
         self.backend, self.store, self.ledger, self.say, self._on_events = backend, store, ledger, say, on_events
         self._observers, self._rerun, self._rounds = observers, rerun, rounds or {}
-        self._options, self.memory = options, MemoryPeaks(self.trials.values(), ledger.outcomes)
+        self._options, self.memory = options or Executor(), MemoryPeaks(self.trials.values(), ledger.outcomes)
         self.pending = Pending(ReadyQueue(rounds=self._rounds), observers, ledger)
         self.queue = self.pending.queue
         self.running: dict[str, Running] = {}

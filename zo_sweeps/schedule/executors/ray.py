@@ -19,6 +19,7 @@ from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.devices.probe import cores
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.executor import Executor
+from zo_sweeps.schedule import ray_private
 from zo_sweeps.schedule.backend import COLD, FLUSH_SECONDS, NO_SLOT, RUN_TRIAL, WARM, Deliver, Finished, Lost, Progress
 from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.placement import no_room, of_weights, processes, reason
@@ -48,13 +49,12 @@ class RayPeer:
         if not ready:
             return None
         try:
-            message: bytes = ray.get(self._pending)
+            return bytes(ray.get(self._pending))
         except ray.exceptions.RayTaskError as error:
             line = str(error).strip().splitlines()[-1]
             raise PeerLostError(f"the peer on {self._name} failed: {line}") from error
         except ray.exceptions.RayError as error:
             raise PeerLostError(f"the peer on {self._name} is lost: {why_lost(error)}") from error
-        return message
 
 
 REFRESH_SECONDS = 1.0  # how long a node that joined may go unnoticed
@@ -85,8 +85,7 @@ class RayBackend:
         self._connection, self._options = Connection(state_dir, address), options or Executor()
         self._cpus, self._limit = self._options.cpus_per_trial, self._options.slots
         self.grows = address is not None
-        claims = self._connection.claims
-        me = Claim(claims.driver, user=claims.user, priority=priority)
+        me = Claim(self._connection.driver, user=self._connection.user, priority=priority)
         self._slots = Slots(target, self._options, self._connection.agents, me)
         self._joined = self._refreshed = self._polled = 0.0  # monotonic
         self._left = 0  # trials without a result
@@ -190,7 +189,7 @@ class RayBackend:
 
     def _refresh(self) -> None:
         nodes = self._connection.nodes()
-        self._slots.see(nodes, self._connection.free() if nodes else {})
+        self._slots.see(nodes, ray_private.free_resources() if self.grows and nodes else {})
         self._refreshed = time.monotonic()
         if not self.grows:
             return
@@ -198,9 +197,7 @@ class RayBackend:
         for slot in self._slots:
             if slot.trial and slot.heard:
                 runs[slot.node.node_id].append(slot.trial.label or slot.trial.trial_id)
-        mine = self._slots.claim(self._left)
-        self._slots.hear(self._connection.exchange(runs, mine))
-        self._connection.ask_for_nodes(mine, self._slots.others)
+        self._slots.hear(self._connection.exchange(runs, self._slots.claim(self._left)))
 
     def _sharing(self, slot: Slot, journal: list[Event]) -> Sharing | None:
         """Make the trial's followers join it."""
