@@ -182,7 +182,7 @@ def _token_at(auth: Mapping[str, str | None]) -> tuple[str, Path | None]:
         return path, Path(path).expanduser()
     if auth.get("RAY_AUTH_MODE") != "token":
         return "", None
-    if os.environ.get("RAY_AUTH_TOKEN"):
+    if os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return "the variable RAY_AUTH_TOKEN", None
     if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
         return f"{path} (the variable RAY_AUTH_TOKEN_PATH)", Path(path).expanduser()
@@ -330,14 +330,10 @@ def find_token(token_file: str | None, state_dir: Path) -> Path | None:
     The first of: `token_file`, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, Ray's own file. A token in RAY_AUTH_TOKEN is
     written to `state_dir`, so that child processes do not need it in their environment.
     """
-    if token_file:
-        return checked(Path(token_file))
-    if text := os.environ.get("RAY_AUTH_TOKEN", "").strip():
-        return written(state_dir, text)
-    if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        return checked(Path(path))
-    default = Path.home() / ".ray" / "auth_token"
-    return checked(default) if default.exists() else None
+    source, file = _token_at({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_file})
+    if file:
+        return checked(file)
+    return written(state_dir, os.environ["RAY_AUTH_TOKEN"].strip()) if source else None
 
 
 def token_for_joining(token_file: str | None, state_dir: Path) -> Path:

@@ -24,7 +24,7 @@ from zo_sweeps.core.trial import Outcome, TrialState
 FILE, LOCK = "ledger.jsonl", "lock"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Span:
     """An attempt's time, in Unix seconds.
 
@@ -52,8 +52,8 @@ class Standing:
         sweeps: the sweep of the last attempt.
         held: why a pending trial is not started, if the sweep stopped its row.
         first, last: the times (Unix seconds) of the trial's first and last lines.
-        ended: the attempts that have ended, oldest first.
-        open: when the others began.
+        spans: the attempts, those included whose end the ledger does not have; oldest first.
+        open: those that have not ended.
     """
 
     states: dict[str, TrialState] = field(default_factory=dict)
@@ -66,13 +66,8 @@ class Standing:
     held: dict[str, str] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
-    ended: list[Span] = field(default_factory=list)
-    open: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def spans(self) -> list[Span]:
-        """The attempts, those included whose end the ledger does not have."""
-        return [*self.ended, *(Span(trial_id, begin) for trial_id, begin in self.open.items())]
+    spans: list[Span] = field(default_factory=list)
+    open: dict[str, Span] = field(default_factory=dict)
 
     def state(self, trial_id: str) -> TrialState:
         """Return the trial's last state."""
@@ -111,12 +106,12 @@ class Standing:
             )
 
     def _note_attempt(self, trial_id: str, state: TrialState, at: float) -> None:
-        begin = self.open.pop(trial_id, None)
-        if begin is not None:
-            killed = state in (TrialState.PENDING, TrialState.RUNNING)
-            self.ended.append(Span(trial_id, begin, None if killed else at, at))
+        killed = state in (TrialState.PENDING, TrialState.RUNNING)
+        if span := self.open.pop(trial_id, None):
+            span.end, span.before = None if killed else at, at
         if state is TrialState.RUNNING:
-            self.open[trial_id] = at
+            self.open[trial_id] = Span(trial_id, at)
+            self.spans.append(self.open[trial_id])
 
 
 def read_standing(state_dir: Path) -> Standing:

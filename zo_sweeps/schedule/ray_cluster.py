@@ -208,7 +208,8 @@ def why_lost(error: Exception) -> str:
 def node_of(description: Mapping[str, Any]) -> Node:
     """Convert one entry of `ray.nodes()` to a Node."""
     resources, labels = description["Resources"], description.get("Labels", {})
-    gpus = resources.get("GPU", 0.0)
+    gpus, prefix = resources.get("GPU", 0.0), cluster.TOOL_LABEL
+    tools = (f"{key.removeprefix(prefix)} {version}" for key, version in labels.items() if key.startswith(prefix))
     return Node(
         node_id=description["NodeID"],
         name=labels.get(NAME_LABEL) or description["NodeManagerHostname"],
@@ -218,16 +219,10 @@ def node_of(description: Mapping[str, Any]) -> Node:
         memory_bytes=int(resources.get("memory", 0)),
         # Absent on the node of a local cluster: `this_host` has left out what cannot run there.
         programs=labels.get(PROGRAMS_LABEL) != "false",
-        tools=_tools(labels) if PROGRAMS_LABEL in labels else None,
+        tools=frozenset(tools) if PROGRAMS_LABEL in labels else None,
         gpu_bytes=int(labels.get(cluster.GPU_LABEL, 0)),
         version=labels.get(cluster.VERSION_LABEL, ""),
     )
-
-
-def _tools(labels: Mapping[str, str]) -> frozenset[str]:
-    """Return the tools of a node, as in `Needs`."""
-    prefix = cluster.TOOL_LABEL
-    return frozenset(f"{key[len(prefix) :]} {version}" for key, version in labels.items() if key.startswith(prefix))
 
 
 def _user() -> str:

@@ -84,7 +84,7 @@ class Sweep:
         if self.queue and not self.stop.wanted:
             with signals_restored():
                 try:
-                    self.stop.starting()
+                    on_stop(self.stop.interrupt)
                     self.backend.start(self._receive, len(self.queue))
                     self.stop.started()
                     self.say(f"{len(self.queue)} trials to run on {self.backend.describe()}")
@@ -371,7 +371,8 @@ class Stop:
     """
 
     def __init__(self, cancel_all: Callable[[], None]) -> None:
-        self._cancel_all, self._runs = cancel_all, False
+        self._cancel_all = cancel_all
+        self._runs = False  # till then a signal is kept: Ray does not survive an exception in the middle of its start
         self.interrupted = self.cancelled = False
         self.failing = self.over = ""
 
@@ -390,19 +391,15 @@ class Stop:
         self.cancelled = True
         self._cancel_all()
 
-    def starting(self) -> None:
-        """Keep a signal until `started`: Ray does not survive an exception in the middle of its start."""
-        self._runs = False
-        on_stop(self._interrupt)
-
     def started(self) -> None:
-        """Handle signals from now on, as Ray has set handlers of its own, and the one that was kept."""
+        """Cancel at a signal from now on, as Ray has set handlers of its own, and at one that came before."""
         self._runs = True
-        on_stop(self._interrupt)
+        on_stop(self.interrupt)
         if self.interrupted:
             self._cancel_all()
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """Take a signal."""
         if self.interrupted:
             raise KeyboardInterrupt
         self.interrupted = True  # an observer reports it: printing is not safe in a signal handler

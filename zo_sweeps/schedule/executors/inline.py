@@ -128,7 +128,7 @@ class InlineBackend:
             return
         trial, journal, attempt = self._waiting
         sink = _Stream(trial.trial_id, attempt, self._deliver)
-        stop = lambda: self._stopping or sink.broken
+        stop = lambda: self._stopping or sink.error is not None
         with _torch_threads(self._threads), self._sharing(trial, journal) as sharing:
             outcome = run_guarded(self._target, trial, sink, journal, attempt, stop, sharing=sharing)
         self._waiting = None
@@ -189,23 +189,19 @@ class _Stream:
         self._trial_id, self._attempt, self._deliver = trial_id, attempt, deliver
         self._events: list[Event] = []
         self._last = time.monotonic()
-        self._error: Exception | None = None
-
-    @property
-    def broken(self) -> bool:
-        return self._error is not None
+        self.error: Exception | None = None
 
     def emit(self, event: Event) -> None:
         self._events.append(event.at(NODE, probe()["profile"]) if isinstance(event, Start) else event)
-        if time.monotonic() - self._last >= FLUSH_SECONDS and not self.broken:
+        if time.monotonic() - self._last >= FLUSH_SECONDS and not self.error:
             try:
                 self._flush()
             except Exception as error:  # kept for `close`, which raises it outside the trial
-                self._error = error
+                self.error = error
 
     def close(self) -> None:
-        if self._error:
-            raise self._error
+        if self.error:
+            raise self.error
         self._flush()
 
     def _flush(self) -> None:

@@ -95,17 +95,13 @@ class RayBackend:
         self._deliver = deliver
         self._left = trials
         self._stopping = self._stop_sent = False
-        try:
-            if self.grows:
-                self._connection.join()
-                self._joined = time.monotonic()
-            else:
-                slots = min(self._limit or max(1, cores() // self._cpus), trials * self._options.workers)
-                self._connection.start_local(slots * self._cpus)
-            self._refresh()
-        except BaseException:
-            self.shutdown()
-            raise
+        if self.grows:
+            self._connection.join()
+            self._joined = time.monotonic()
+        else:
+            slots = min(self._limit or max(1, cores() // self._cpus), trials * self._options.workers)
+            self._connection.start_local(slots * self._cpus)
+        self._refresh()
 
     def refusal(self, trial: Trial) -> str:
         count = processes(self._options, trial)
