@@ -192,35 +192,34 @@ class Rungs(Observer):
         return next((s for s in rungs if (trial_id, s) in self._scores and s not in self._told[trial_id]), 0)
 
     def _judge(self) -> bool:
-        """Decide where all rivals are there, and stop the trials that do not go on; return whether any does."""
-        verdicts = [verdict for group in self._groups for verdict in self._verdicts(group)]
-        for trial_id, rung in verdicts:
-            self._sweep.store.append(trial_id, [rung])  # before the trial is stopped
-            if trial_id not in rung.kept:
-                trial, paused = self._sweep.trials[trial_id], self._sweep.ledger.outcomes.get(trial_id)
-                why = f"stopped at {rung.step} of {trial.steps} steps, by successive halving on dev"
-                ended = replace(paused or Outcome(trial_id, TrialState.PAUSED), state=TrialState.STOPPED)
-                self._sweep.conclude(trial, replace(ended, steps_done=rung.step, error=why))
-        return any(trial_id in rung.kept for trial_id, rung in verdicts)
-
-    def _verdicts(self, group: Rivals) -> list[tuple[str, Rung]]:
-        """Return the decisions on trials that wait and whose rivals are there, by trial_id; each is returned once.
+        """Tell the trials that wait whether they go on, where all rivals are there; return whether any does.
 
         A trial that runs has not paused yet: the evaluation of a rung arrives before.
         """
-        verdicts, settings, running = list[tuple[str, Rung]](), group.settings, self._sweep.running
-        for step in group.rungs:
-            kept = self._decision(group, settings, step)
-            if kept is None:
-                break
-            for trial_id in (trial_id for ids in settings for trial_id in ids):
-                if self._rung(trial_id) == step and trial_id not in self._ended and trial_id not in running:
-                    self._told[trial_id].add(step)
-                    verdicts.append((trial_id, Rung(step=step, kept=tuple(sorted(kept)))))
-                    if trial_id not in kept:
-                        self._ended.add(trial_id)
-            settings = tuple(ids for ids in settings if kept.issuperset(ids))
-        return verdicts
+        goes_on = False
+        for group in self._groups:
+            settings = group.settings
+            for step in group.rungs:
+                kept = self._decision(group, settings, step)
+                if kept is None:
+                    break
+                gone = self._ended | self._sweep.running.keys()
+                for trial_id in (i for ids in settings for i in ids if i not in gone and self._rung(i) == step):
+                    self._tell(trial_id, Rung(step=step, kept=tuple(sorted(kept))))
+                    goes_on |= trial_id in kept
+                settings = tuple(ids for ids in settings if kept.issuperset(ids))
+        return goes_on
+
+    def _tell(self, trial_id: str, rung: Rung) -> None:
+        """Write a decision to a trial's journal, and then stop the trial if it does not go on."""
+        sweep, trial = self._sweep, self._sweep.trials[trial_id]
+        self._told[trial_id].add(rung.step)
+        sweep.store.append(trial_id, [rung])
+        if trial_id not in rung.kept:
+            self._ended.add(trial_id)
+            paused = sweep.ledger.outcomes.get(trial_id, Outcome(trial_id, TrialState.PAUSED))
+            why = f"stopped at {rung.step} of {trial.steps} steps, by successive halving on dev"
+            sweep.conclude(trial, replace(paused, state=TrialState.STOPPED, steps_done=rung.step, error=why))
 
     def _decision(self, group: Rivals, settings: Sequence[Sequence[str]], step: int) -> frozenset[str] | None:
         """Return the trials that go on after a rung; None while one of them is still on its way."""

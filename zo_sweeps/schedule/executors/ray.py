@@ -110,10 +110,9 @@ class RayBackend:
         return reason(trial.needs, nodes, self._cpus) or few
 
     def fit(self, trial: Trial) -> int:
-        if self.grows and time.monotonic() - self._joined < FIRST_SECONDS:
-            self._slots.want(trial)
-            return NO_SLOT
-        if (slot := self._slots.choose(trial, self._slots.kind(trial))) is None:
+        early = self.grows and time.monotonic() - self._joined < FIRST_SECONDS
+        slot = None if early else self._slots.choose(trial, self._slots.kind(trial))
+        if slot is None:
             self._slots.want(trial)
             return NO_SLOT
         return WARM if slot.actor is not None and slot.warm_key == trial.warm_key else COLD
