@@ -226,6 +226,8 @@ def test_a_cluster_without_room_for_all_workers_says_how_many_there_are() -> Non
         Node("b", "b", "cpu", 1, 0, 2**40),
         Node("c", "c", "cuda", 8, 1, 2**40),
     ]
-    assert no_room(trial, 3, nodes, 1, None) == ""
-    assert no_room(trial, 4, nodes, 1, None) == "executor.workers=4 of one kind of node: there is room for 3"
-    assert no_room(trial, 3, nodes, 1, 2) == "executor.workers=3 of one kind of node: there is room for 2"
+    assert no_room(Executor(workers=3), trial, nodes) == ""
+    assert no_room(Executor(workers=4), trial, nodes) == "executor.workers=4 of one kind of node: there is room for 3"
+    two = Executor(workers=3, slots=2)
+    assert no_room(two, trial, nodes) == "executor.workers=3 of one kind of node: there is room for 2"
+    assert no_room(Executor(), trial, []) == "", "one process: `reason` says what it lacks"

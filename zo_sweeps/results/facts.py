@@ -19,7 +19,7 @@ from zo_sweeps.results.compare import TrialRecord, flat, recorded
 from zo_sweeps.results.past_trials import EarlierTrial, earlier, lines, listed
 from zo_sweeps.schedule import spending
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
-from zo_sweeps.schedule.prediction import TimePredictions, predictions, slots_here, speed_here
+from zo_sweeps.schedule.prediction import TimePredictions, predictions, slots_here
 from zo_sweeps.schedule.snapshot import LiveRun, read_live
 
 MISSING = "missing"
@@ -133,7 +133,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         load=guess.speed.load if guess.speed else None,
         finished=guess.finished[guess.device] if guess.device else 0,
         elsewhere={str(device): _sum(guess.seconds(trial, device) for trial in left) for device in others},
-        trouble=speed_here(guess.here)[1] if guess.here else "",
+        trouble=guess.trouble,
         rows=_rows(plan, standing, guess),
         largest=largest.trial_id if largest else "",
         largest_parts_bytes={**parts, "process": largest.needs.memory_bytes - sum(parts.values())}

@@ -142,7 +142,7 @@ def tls_environment(auth: Mapping[str, str | None], address: str) -> dict[str, s
     go without TLS; one elsewhere may not, because the token would cross the network for anyone to read. Raises
     UserError for such a head, and for one with another token.
     """
-    source, file = _token_at(auth)
+    source, file = token_source(auth)
     by_user = TLS in os.environ and not os.environ.get("RAY_TLS_CA_CERT", "").startswith("/tmp/zo-")
     if by_user or not source or (file and not file.exists()):  # the head says that the token is missing
         return {}
@@ -171,13 +171,11 @@ def tls_environment(auth: Mapping[str, str | None], address: str) -> dict[str, s
         return made
 
 
-def token_source(auth: Mapping[str, str | None]) -> str:
-    """Return where Ray reads the token from with these variables, set beside the environment's; "" without a token."""
-    return _token_at(auth)[0]
+def token_source(auth: Mapping[str, str | None]) -> tuple[str, Path | None]:
+    """Return where Ray reads the token from with these variables, set beside the environment's, and its file if any.
 
-
-def _token_at(auth: Mapping[str, str | None]) -> tuple[str, Path | None]:
-    """Return `token_source`, and the token's file if it is in one."""
+    "" without a token.
+    """
     if path := auth.get("RAY_AUTH_TOKEN_PATH"):
         return path, Path(path).expanduser()
     if auth.get("RAY_AUTH_MODE") != "token":
@@ -330,7 +328,7 @@ def find_token(token_file: str | None, state_dir: Path) -> Path | None:
     The first of: `token_file`, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, Ray's own file. A token in RAY_AUTH_TOKEN is
     written to `state_dir`, so that child processes do not need it in their environment.
     """
-    source, file = _token_at({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_file})
+    source, file = token_source({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_file})
     if file:
         return checked(file)
     return written(state_dir, os.environ["RAY_AUTH_TOKEN"].strip()) if source else None

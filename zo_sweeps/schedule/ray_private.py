@@ -126,7 +126,7 @@ class Head(Notes):
             with _quiet():
                 client, self._state = control_store(address)
         except AuthenticationError:
-            what, where = f"the head at {address} refuses the token", cluster.token_source(auth)
+            what, (where, _) = f"the head at {address} refuses the token", cluster.token_source(auth)
             if not where:
                 what += ": none is in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray, and the state folder is another's"
             raise UserError(what, where=where, fix=cluster.TOKEN_FIX) from None

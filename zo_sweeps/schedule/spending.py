@@ -108,12 +108,6 @@ def cap_above(number: float) -> str:
     return f"{float(digits) if float(digits) >= number else float(f'{number * 1.05:.1e}'):g}"
 
 
-def must_hold(lines: Sequence[str]) -> None:
-    """Raise UserError with the lines of `over`, if there are any."""
-    if lines:
-        raise UserError("; ".join(lines))
-
-
 class Caps(Observer):
     """A sweep's budget: at a cap, running trials stop after their step, or no further trial begins.
 

@@ -83,7 +83,7 @@ class RayBackend:
         priority: int = 0,
     ) -> None:  # fmt: skip
         self._connection, self._options = Connection(state_dir, address), options or Executor()
-        self._cpus, self._limit = self._options.cpus_per_trial, self._options.slots
+        self._cpus = self._options.cpus_per_trial
         self.grows = address is not None
         me = Claim(self._connection.driver, user=self._connection.user, priority=priority)
         self._slots = Slots(target, self._options, self._connection.agents, me)
@@ -99,15 +99,13 @@ class RayBackend:
             self._connection.join()
             self._joined = time.monotonic()
         else:
-            slots = min(self._limit or max(1, cores() // self._cpus), trials * self._options.workers)
+            slots = min(self._options.slots or max(1, cores() // self._cpus), trials * self._options.workers)
             self._connection.start_local(slots * self._cpus)
         self._refresh()
 
     def refusal(self, trial: Trial) -> str:
-        count = processes(self._options, trial)
         nodes = self._slots.nodes_for(trial)
-        few = no_room(trial, count, nodes, self._cpus, self._limit) if count > 1 else ""
-        return reason(trial.needs, nodes, self._cpus) or few
+        return reason(trial.needs, nodes, self._cpus) or no_room(self._options, trial, nodes)
 
     def fit(self, trial: Trial) -> int:
         early = self.grows and time.monotonic() - self._joined < FIRST_SECONDS
