@@ -192,13 +192,13 @@ def test_time_counts_from_the_answer_of_a_process_to_the_end_of_its_trial(monkey
 
 def test_an_autoscaler_is_asked_for_the_slots_that_waiting_trials_could_use() -> None:
     mine = slots(limit=8)
-    assert mine.asks(20)[0] == 0, "nothing has waited"
+    assert mine.claim(20).asks[0] == 0, "nothing has waited"
     mine.want(needing(0, "jetson-orin-nano"))
-    assert mine.asks(20)[0] == 0, "no autoscaler adds a board"
+    assert mine.claim(20).asks[0] == 0, "no autoscaler adds a board"
     mine.want(needing(0, "cuda"))
     mine.want(needing(0, "cpu"))
-    assert mine.asks(20)[:2] == (8, {"CPU": 1, "GPU": 1.0})
-    assert mine.asks(3)[:2] == (3, {"CPU": 1, "GPU": 1.0})
+    assert mine.claim(20).asks[:2] == (8, {"CPU": 1, "GPU": 1.0})
+    assert mine.claim(3).asks[:2] == (3, {"CPU": 1, "GPU": 1.0})
 
 
 def test_a_divided_trial_takes_its_gpus_in_one_bundle() -> None:
@@ -210,7 +210,7 @@ def test_a_divided_trial_takes_its_gpus_in_one_bundle() -> None:
     mine.see([rack], {"1": {"CPU": 4.0, "GPU": 4.0, "memory": 64.0 * GIB}})
     assert chosen(mine, trial) == rack
     mine.want(trial)
-    assert mine.asks(1)[:2] == (1, {"CPU": 1, "GPU": 3.0})
+    assert mine.claim(1).asks[:2] == (1, {"CPU": 1, "GPU": 3.0})
     mine._slots.append(Slot(None, rack, 3, memory_bytes=0))
     assert chosen(mine, needing(0, "cuda")) == rack, "an actor with three GPUs is not taken for one"
 

@@ -17,7 +17,7 @@ from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.backend import TrialActor
 from zo_sweeps.schedule.cluster import DEVICE_LABEL
-from zo_sweeps.schedule.fairness import Asks, Claim, Held, base, count, first_served
+from zo_sweeps.schedule.fairness import Claim, Held, base, count, first_served
 from zo_sweeps.schedule.placement import (
     HOSTS,
     Agents,
@@ -89,7 +89,7 @@ class Slots:
         self._labels: dict[str, str] = {}  # ... and the labels of its node
         self._wanted: set[str] = set()  # device profiles where a trial found no slot in this round
         self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> end of the ban (monotonic)
-        self._losses = Losses()
+        self.losses = Losses()
         self._outgrown: dict[str, int] = {}  # memory key of trials -> memory of the largest GPU that was too small
 
     def __iter__(self) -> Iterator[Slot]:
@@ -116,7 +116,10 @@ class Slots:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
     def claim(self, trials: int = 0) -> Claim:
-        """Return what this sweep, with so many trials without a result, holds and wants; for the other drivers."""
+        """Return what this sweep, with so many trials without a result, holds and wants; for the other drivers.
+
+        An autoscaler is asked for as many slots as these trials could use, once one has waited.
+        """
         held: defaultdict[str, float] = defaultdict(float)
         places: dict[str, Held] = {}
         for slot in (*self._slots, *self.silent):
@@ -125,9 +128,9 @@ class Slots:
             if slot.trial or not slot.node.is_agent:
                 place = places.get(slot.node.node_id, NOTHING)
                 places[slot.node.node_id] = _sum(place, self._held(slot))
-        wants = tuple(sorted(self._wanted))
-        used, asks = dict(self._used), self.asks(trials)
-        return replace(self._me, used=used, held=dict(held), wants=wants, places=places, asks=asks)
+        most = min(trials, self._limit or trials, MOST_BUNDLES) if self._bundle else 0
+        wants, asks = tuple(sorted(self._wanted)), (most, self._bundle, self._labels)
+        return replace(self._me, used=dict(self._used), held=dict(held), wants=wants, places=places, asks=asks)
 
     def hear(self, others: Sequence[Claim]) -> None:
         """Take the claims of the other drivers into account, and end the idle actors that they wait for.
@@ -165,11 +168,6 @@ class Slots:
             return
         self._wanted |= {node.device for node in self._able(trial)}
 
-    def asks(self, trials: int) -> Asks:
-        """Return how many slots so many trials could use, 0 if none has waited, and what each takes; for the claim."""
-        most = min(trials, self._limit or trials, MOST_BUNDLES)
-        return most if self._bundle else 0, self._bundle, self._labels
-
     def in_vain(self) -> list[Slot]:
         """Return the slots whose actors may wait in Ray, where the drivers that share a node have asked for too much.
 
@@ -197,14 +195,10 @@ class Slots:
         """Count a loss and leave its node alone for a while; return what is wrong if the fault is the node's, or ""."""
         assert slot.trial
         node, now = slot.node, time.monotonic()
-        self.avoid(node, self._losses.lost(node.node_id, slot.trial.trial_id, why, now))
-        if self._losses.is_sick(node.node_id) and self._others_for(slot.trial, {node.node_id}):
-            return f"{node.name} {self._losses.text(node.node_id)}"
+        self.avoid(node, self.losses.lost(node.node_id, slot.trial.trial_id, why, now))
+        if self.losses.is_sick(node.node_id) and self._others_for(slot.trial, {node.node_id}):
+            return f"{node.name} {self.losses.text(node.node_id)}"
         return ""
-
-    def finished(self, slot: Slot) -> None:
-        """Note that a slot's trial came to an end of its own."""
-        self._losses.finished(slot.node.node_id)
 
     def outgrew(self, slot: Slot, trial: Trial) -> str:
         """Note that a trial ran out of memory in a slot; return why that is no result, "" if no other GPU is larger."""
@@ -219,13 +213,13 @@ class Slots:
 
     def left_alone(self) -> list[str]:
         """Return which nodes get no trial for now because they lost some, and why."""
-        texts = {node.name: self._losses.text(node.node_id) for node in self.nodes if node.node_id in self._avoided}
+        texts = {node.name: self.losses.text(node.node_id) for node in self.nodes if node.node_id in self._avoided}
         return [f"{name} {text}" for name, text in texts.items() if text]
 
     def _others_for(self, trial: Trial, away: Collection[str]) -> set[str]:
         """Return the ids of the nodes besides these that can run a trial, and are not sick."""
         able = {node.node_id for node in self._able(trial)} - set(away)
-        return {node_id for node_id in able if not self._losses.is_sick(node_id)}
+        return {node_id for node_id in able if not self.losses.is_sick(node_id)}
 
     def _able(self, trial: Trial) -> list[Node]:
         return [node for node in self.nodes_for(trial) if not refusal(trial.needs, node, self._cpus)]
@@ -310,8 +304,8 @@ class Slots:
         busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
         away = {slot.node.node_id for slot in self.silent} | self._avoided.keys()
         if processes(self._options, trial) == 1:
-            away |= {slot.node.node_id for slot in busy if self._losses.is_sick(slot.node.node_id)}
-            lost = self._losses.nodes_of(trial.trial_id)
+            away |= {slot.node.node_id for slot in busy if self.losses.is_sick(slot.node.node_id)}
+            lost = self.losses.nodes_of(trial.trial_id)
             away |= lost if lost and self._others_for(trial, lost) else set()
         nodes.sort(key=lambda node: preference(trial.needs, node))
         new = {

@@ -276,7 +276,7 @@ class RayBackend:
         self._slots.free(slot)
         self._release(slot)
         if not leaving:
-            self._slots.finished(slot)
+            self._slots.losses.finished(slot.node.node_id)  # it came to an end of its own
         else:
             self._slots.drop(slot)
             self._slots.avoid(slot.node, REFUSED_SECONDS if slot.node.is_agent else LEAVING_SECONDS)
