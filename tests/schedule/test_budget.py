@@ -12,11 +12,12 @@ from tests.schedule import fakes
 from tests.schedule.driver import sweep
 from tests.schedule.test_sweep import Scripted
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.events import ScoredDev, Steps
+from zo_sweeps.core.events import Event, ScoredDev, Steps
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods.executor import Budget
 from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.schedule.backend import Finished, Progress
+from zo_sweeps.schedule.executors import inline
 from zo_sweeps.schedule.executors.inline import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.schedule.spending import Caps, Spent, cap_above, covered, over, spent
@@ -54,6 +55,13 @@ def test_hours_are_of_the_sweeps_own_attempts_and_of_a_killed_driver_until_its_l
     standing.attempts |= {"a": 3, "b": 2}
     assert spent(Budget(joules=9.0), standing, ("a", "b"), lambda name: events[name]) == Spent(0.0, 6.0)
 
+    def damaged(name: str) -> list[Event]:
+        if name == "a":
+            return events[name]
+        raise UserError("a damaged journal")
+
+    assert spent(Budget(hours=1.0, joules=9.0), standing, ("a", "b"), damaged) == Spent(100 + 20 + 5, 6.0)
+
 
 def test_a_plan_that_cannot_hold_a_cap_is_refused_with_what_it_needs_and_the_fix() -> None:
     lines = over(Budget(trials=3, hours=1, joules=100), 142, Spent(1800, 90), 2 * HOUR, 20)
@@ -76,8 +84,11 @@ def test_a_cap_of_nothing_is_refused(name: str, value: float) -> None:
         Budget(**{name: value})
 
 
-def test_a_cap_in_hours_stops_at_a_step_and_a_larger_one_goes_on_from_it_to_the_same_result(tmp_path: Path) -> None:
-    plan = fakes.trials(tmp_path / "w", 2, pause=0.05, steps=40)
+def test_a_cap_in_hours_stops_at_a_step_and_a_larger_one_goes_on_from_it_to_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inline, "FLUSH_SECONDS", 0.0)  # a look per step, on a busy machine too
+    plan = fakes.trials(tmp_path / "w", 2, steps=40)
     said: list[str] = []
     seconds = itertools.count(step=1.0)  # a clock that goes on by a second at each look
     caps = Caps(Budget(hours=10 / HOUR), Spent(2.0), lambda: next(seconds))

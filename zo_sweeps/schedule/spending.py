@@ -42,12 +42,19 @@ def spent(budget: Budget, standing: Standing, trial_ids: Collection[str], read: 
         read: trial_id -> the events of its journal. Every journal is read if the budget has joules; if it has hours,
             only those of attempts whose driver was killed.
     """
+
+    def events(trial_id: str) -> list[Event]:
+        try:
+            return read(trial_id)
+        except UserError:  # a damaged journal fails its trial when that is launched
+            return []
+
     seconds = joules = 0.0
     if budget.hours:
         spans = [span for span in standing.spans if span.trial_id in trial_ids]
-        seconds = covered((span.begin, _end(span, read)) for span in spans)
+        seconds = covered((span.begin, _end(span, events)) for span in spans)
     if budget.joules:
-        joules = sum(joules_of(read(trial_id)) for trial_id in trial_ids if trial_id in standing.attempts)
+        joules = sum(joules_of(events(trial_id)) for trial_id in trial_ids if trial_id in standing.attempts)
     return Spent(seconds, joules)
 
 
@@ -65,14 +72,11 @@ def joules_of(events: Iterable[Event]) -> float:
     return sum((report.joules or 0.0 for report in only(Steps, events)), 0.0)
 
 
-def _end(span: Span, read: Callable[[str], list[Event]]) -> float:
+def _end(span: Span, events: Callable[[str], list[Event]]) -> float:
     """Return when an attempt ended; of one whose driver was killed, the time of its last event."""
     if span.end is not None:
         return span.end
-    try:
-        times = [event.time for event in read(span.trial_id)]
-    except UserError:  # a damaged journal fails its trial when that is launched
-        return span.begin
+    times = [event.time for event in events(span.trial_id)]
     return max((at for at in times if span.begin <= at <= span.before), default=span.begin)
 
 
@@ -83,23 +87,20 @@ def over(budget: Budget, trials: int, so_far: Spent, seconds: float | None, joul
         trials: that can run, with or without a result.
         seconds, joules: that those without a result will cost, in wall-clock time; None where nothing is known.
     """
-    lines = []
+    needs = []  # (cap, what the plan needs, a cap that would do)
     if budget.trials is not None and trials > budget.trials:
-        lines.append(_over(budget, "trials", f"the plan has {trials} trials", str(trials)))
+        needs.append(("trials", f"the plan has {trials} trials", str(trials)))
     times = (budget.hours, so_far.seconds, seconds, HOUR, duration)
     energies = (budget.joules, so_far.joules, joules, 1.0, joules_text)
-    for cap, (most, had, needs, unit, text) in (("hours", times), ("joules", energies)):
-        if most is not None and needs and had + needs > most * unit:
+    for cap, (most, had, more, unit, text) in (("hours", times), ("joules", energies)):
+        if most is not None and more and had + more > most * unit:
             besides = f" more than the {text(had)} it has had" if had else ""
-            lines.append(
-                _over(budget, cap, f"the plan needs about {text(needs)}{besides}", cap_above((had + needs) / unit))
-            )
-    return lines
-
-
-def _over(budget: Budget, cap: str, text: str, needed: str) -> str:
-    fix = f"raise it ({needed} would do), restrict the grid, or give budget.partial=true to run a part"
-    return f"{text}, and budget.{cap}={getattr(budget, cap):g}; {fix}"
+            needs.append((cap, f"the plan needs about {text(more)}{besides}", cap_above((had + more) / unit)))
+    fix = "restrict the grid, or give budget.partial=true to run a part"
+    return [
+        f"{what}, and budget.{cap}={getattr(budget, cap):g}; raise it ({needed} would do), {fix}"
+        for cap, what, needed in needs
+    ]
 
 
 def cap_above(number: float) -> str:
