@@ -123,9 +123,7 @@ def best(scores: Sequence[float], keep: float) -> list[int]:
     Args:
         scores: per setting; lower is better; NaN (a seed has no score) counts as last. Ties go to the first.
     """
-    ranked = sorted(
-        range(len(scores)), key=lambda i: (math.isnan(scores[i]), 0 if math.isnan(scores[i]) else scores[i])
-    )
+    ranked = sorted(range(len(scores)), key=lambda i: (math.isnan(scores[i]), scores[i]))
     return sorted(ranked[: math.ceil(keep * len(scores) - 1e-9)])
 
 
@@ -302,12 +300,9 @@ class Confirmation(Observer):
         return selected != before
 
     def _mean(self, search: Search, trial_ids: Sequence[str]) -> float:
-        outcomes = [self._sweep.ledger.outcomes.get(trial_id) for trial_id in trial_ids]
-        values = [
-            one.metrics.get(search.metric, math.nan) if one and one.state is TrialState.SUCCEEDED else math.nan
-            for one in outcomes
-        ]
-        return fmean(values)
+        if not all(self._sweep.ledger.state(trial_id) is TrialState.SUCCEEDED for trial_id in trial_ids):
+            return math.nan
+        return fmean(self._sweep.ledger.outcomes[i].metrics.get(search.metric, math.nan) for i in trial_ids)
 
     def _stop(self, trial_id: str) -> None:
         if trial_id in self._sweep.pending.held:
