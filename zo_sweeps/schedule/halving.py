@@ -147,7 +147,7 @@ class Rungs(Observer):
                 self._see(trial_id, sweep.store.read(trial_id))
             except UserError:  # a damaged journal fails its trial when that is launched
                 continue
-            if trial_id not in sweep.pending.held:
+            if trial_id not in sweep.queue.held:
                 self._ended.add(trial_id)
         self._judge()
 
@@ -164,7 +164,7 @@ class Rungs(Observer):
         if not again and outcome.state not in (TrialState.PAUSED, TrialState.CANCELLED):
             self._ended.add(run.trial.trial_id)
         if self._judge():
-            self._sweep.pending.sort()
+            self._sweep.queue.sort()
 
     def looks(self, last: bool = False) -> None:
         """Say which trials cannot go on because rivals of theirs have not come to their rung."""
@@ -254,7 +254,7 @@ class Confirmation(Observer):
     def begins(self, sweep: Sweep) -> None:
         self._sweep = sweep
         every = {i for search in self._searches for pair in search.settings for ids in pair for i in ids}
-        self._over = {trial_id for trial_id in every if trial_id not in sweep.pending.held}
+        self._over = {trial_id for trial_id in every if trial_id not in sweep.queue.held}
         for search in self._searches:
             self._judge(search)
 
@@ -273,11 +273,11 @@ class Confirmation(Observer):
         self._over.add(trial_id)
         for search in self._searches:
             if any(trial_id in ids for pair in search.settings for ids in pair) and self._judge(search):
-                self._sweep.pending.sort()
+                self._sweep.queue.sort()
 
     def looks(self, last: bool = False) -> None:
         """Say which trials wait for a selection that cannot be made, or confirmed, now."""
-        n, stop = len(self._of.keys() & self._sweep.pending.held.keys()), self._sweep.stop
+        n, stop = len(self._of.keys() & self._sweep.queue.held.keys()), self._sweep.stop
         if last and n and not stop.wanted and not stop.over:
             trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
             self._sweep.say(f"{trials} for a setting to be selected, at whose seeds trials have failed")
@@ -305,6 +305,6 @@ class Confirmation(Observer):
         return fmean(self._sweep.ledger.outcomes[i].metrics.get(search.metric, math.nan) for i in trial_ids)
 
     def _stop(self, trial_id: str) -> None:
-        if trial_id in self._sweep.pending.held:
+        if trial_id in self._sweep.queue.held:
             why = "did not start: its setting was not selected"
             self._sweep.conclude(self._sweep.trials[trial_id], Outcome(trial_id, TrialState.STOPPED, error=why))

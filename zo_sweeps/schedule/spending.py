@@ -152,7 +152,7 @@ class Caps(Observer):
     def _note(self, begun: str) -> None:
         self._begun.add(begun)
         if self._fills():
-            self._sweep.pending.sort()
+            self._sweep.queue.sort()
 
     def _fills(self) -> bool:
         """Return whether the cap of trials is reached now, and keeps some from starting."""
@@ -160,7 +160,7 @@ class Caps(Observer):
         if self._full or cap is None or len(self._begun) < cap:
             return False
         self._full = f"budget.trials={cap}: {len(self._begun)} trials, all runs together"
-        if all(trial.trial_id in self._begun for trial in sweep.pending):
+        if all(trial.trial_id in self._begun for trial in sweep.queue.every):
             return False
         sweep.stop.over = sweep.stop.over or self._full
         sweep.say(f"{self._full}; no further trial is started")

@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from zo_sweeps.core.errors import UserError, unknown
@@ -65,8 +65,7 @@ class Sweep:
         self.backend, self.store, self.ledger, self.say, self._on_events = backend, store, ledger, say, on_events
         self._observers, self._rerun, self._rounds = observers, rerun, rounds or {}
         self._options, self.memory = options or Executor(), MemoryPeaks(self.trials.values(), ledger.outcomes)
-        self.pending = Pending(ReadyQueue(rounds=self._rounds), observers, ledger)
-        self.queue = self.pending.queue
+        self.queue = TrialQueue(observers, ledger, self._rounds)
         self.running: dict[str, Running] = {}
         self.counts: Counter[TrialState] = Counter()
         self.waiting: dict[str, int] = {}  # reason -> number of trials that no node can take
@@ -103,7 +102,7 @@ class Sweep:
         before = self.ledger.state(trial.trial_id)
         self._append(trial.trial_id, [End(outcome=outcome)])
         self.ledger.write(trial.trial_id, outcome.state, error=outcome.error, outcome=outcome)
-        self.pending.held.pop(trial.trial_id, None)
+        self.queue.held.pop(trial.trial_id, None)
         self._move(before, outcome.state)
         self._ran += 1
         for observer in self._observers:
@@ -127,10 +126,10 @@ class Sweep:
                 self.counts[state] += 1
                 continue
             self.counts[TrialState.PENDING] += 1
-            self.pending.held[trial_id] = trial
+            self.queue.held[trial_id] = trial
         for observer in self._observers:
             observer.begins(self)
-        self.pending.sort()
+        self.queue.sort()
 
     def _loop(self) -> None:
         while True:
@@ -202,9 +201,9 @@ class Sweep:
         again = state.is_retryable and not final and not self._is_spent(trial.trial_id)
         self._move(before, TrialState.PENDING if again or state is TrialState.PAUSED else state)
         if again:
-            self.pending.offer(trial, first=state is TrialState.LOST)  # a failed one goes behind those that may succeed
+            self.queue.offer(trial, first=state is TrialState.LOST)  # a failed one goes behind those that may succeed
         elif state is TrialState.PAUSED:
-            self.pending.held[trial.trial_id] = trial  # until an observer sorts again
+            self.queue.held[trial.trial_id] = trial  # until an observer sorts again
         elif state is not TrialState.CANCELLED:
             self._ran += 1
             if state is TrialState.LOST:  # no process was left to write this to the journal
@@ -236,22 +235,26 @@ def check_rerun(rerun: Collection[str], trials: Collection[str]) -> None:
 Group = tuple[str, Needs, str, frozenset[str]]
 
 
-class ReadyQueue:
-    """Ready trials in plan order, in groups of the same base model, needs, memory key and nodes to avoid.
+class TrialQueue:
+    """The trials without a result that do not run: ready ones, and those that an observer holds back.
 
-    The trials of a group are interchangeable to a backend, so a choice costs O(groups), not O(trials), and a group
-    that fits on no node now is skipped.
+    The ready ones are in plan order, in groups of the same base model, needs, memory key and nodes to avoid. The trials
+    of a group are interchangeable to a backend, so a choice costs O(groups), not O(trials), and a group that fits on no
+    node now is skipped. Length and iteration are of the ready ones.
 
-    `rounds` has the round in which each trial_id is due, ascending; {}: one round.
+    Args:
+        rounds: the round in which each trial_id is due, ascending; {}: one round.
+
+    Attributes:
+        held: those that are held back, by trial_id.
     """
 
-    def __init__(self, trials: Iterable[Trial] = (), rounds: Mapping[str, int] | None = None) -> None:
-        self._rounds = rounds or {}
+    def __init__(self, observers: Sequence[Observer], ledger: Ledger, rounds: Mapping[str, int]) -> None:
+        self._observers, self._ledger, self._rounds = observers, ledger, rounds
+        self.held: dict[str, Trial] = {}
         self._avoided: dict[str, frozenset[str]] = {}  # trial_id -> the nodes where it was lost
         self._groups: dict[Group, deque[Trial]] = {}
         self._running: Counter[str] = Counter()
-        for trial in trials:
-            self.put(trial)
 
     def __len__(self) -> int:
         return sum(len(group) for group in self._groups.values())
@@ -260,17 +263,42 @@ class ReadyQueue:
         for group in self._groups.values():
             yield from group
 
+    @property
+    def every(self) -> list[Trial]:
+        """The trials, ready or not."""
+        return [*self, *self.held.values()]
+
+    def offer(self, trial: Trial, *, first: bool = False) -> None:
+        """Put a trial, or hold it back with the reason in the ledger."""
+        ledger, trial_id = self._ledger, trial.trial_id
+        reason, known = self._reason(trial), ledger.held.get(trial_id, "")
+        if reason != known and ledger.state(trial_id) is TrialState.PENDING:
+            ledger.write(trial_id, TrialState.PENDING, error=reason)
+        if reason:
+            self.held[trial_id] = trial
+        else:
+            self.held.pop(trial_id, None)
+            self.put(trial, first=first)
+
+    def sort(self) -> None:
+        """Ask the observers again which trials may start; call it when the answer of one has changed."""
+        withdrawn = {trial.trial_id: trial for trial in self if self._reason(trial)}
+        for key, group in self._groups.items():
+            self._groups[key] = deque(trial for trial in group if trial.trial_id not in withdrawn)
+        for trial in (*withdrawn.values(), *self.held.values()):
+            self.offer(trial, first=self._ledger.state(trial.trial_id) is TrialState.PAUSED)
+
+    def _reason(self, trial: Trial) -> str:
+        return next((reason for observer in self._observers if (reason := observer.ready(trial))), "")
+
     def put(self, trial: Trial, *, first: bool = False) -> None:
         """Add a trial at the end of its group, or at its front; a new group then comes before its equals."""
-        key = self._group(trial)
+        away = self._avoided.get(trial.trial_id, frozenset())
+        key = trial.warm_key, trial.needs, trial.memory_key, away
         if first and not self._groups.get(key):
             self._groups = {key: deque(), **{other: group for other, group in self._groups.items() if other != key}}
         group = self._groups.setdefault(key, deque())
         group.appendleft(trial) if first else group.append(trial)
-
-    def _group(self, trial: Trial) -> Group:
-        away = self._avoided.get(trial.trial_id, frozenset())
-        return trial.warm_key, trial.needs, trial.memory_key, away
 
     def avoid(self, trial: Trial, node: str) -> None:
         """Note where a trial was lost, before it is put again: it may go to other nodes than those alike."""
@@ -283,28 +311,16 @@ class ReadyQueue:
         one whose base model a free slot holds, then the base model with the fewest running trials (so that slots spread
         over base models and each slot loads few), then plan order. Call `left` when the trial has ended.
         """
-        best: tuple[int, bool, int, int] | None = None
-        chosen: deque[Trial] | None = None
+        ranks: list[tuple[tuple[int, bool, int, int], deque[Trial]]] = []
         for (warm_key, needs, *_), group in self._groups.items():
-            if not group:
-                continue
-            warmth = fit(group[0])
-            due = -self._rounds.get(group[0].trial_id, 0)
-            rank = (due, needs.device != "auto", warmth, -self._running[warm_key])
-            if warmth != NO_SLOT and (best is None or rank > best):
-                best, chosen = rank, group
-        if chosen is None:
+            if group and (warmth := fit(group[0])) != NO_SLOT:
+                due = -self._rounds.get(group[0].trial_id, 0)
+                ranks.append(((due, needs.device != "auto", warmth, -self._running[warm_key]), group))
+        if not ranks:
             return None
-        trial = chosen.popleft()
+        trial = max(ranks, key=lambda rank: rank[0])[1].popleft()
         self._running[trial.warm_key] += 1
         return trial
-
-    def withdraw(self, which: Callable[[Trial], bool]) -> list[Trial]:
-        """Remove and return the trials for which `which` holds."""
-        withdrawn = [trial for trial in self if which(trial)]
-        for key, group in self._groups.items():
-            self._groups[key] = deque(trial for trial in group if not which(trial))
-        return withdrawn
 
     def left(self, trial: Trial) -> None:
         """Note that a trial from `take` has stopped running."""
@@ -313,41 +329,6 @@ class ReadyQueue:
     def heads(self) -> list[tuple[Trial, int]]:
         """Return the first trial of every group and the number of trials in it."""
         return [(group[0], len(group)) for group in self._groups.values() if group]
-
-
-class Pending:
-    """The trials without a result that do not run: queued, or held back by an observer.
-
-    Attributes:
-        held: the latter, by trial_id.
-    """
-
-    def __init__(self, queue: ReadyQueue, observers: Sequence[Observer], ledger: Ledger) -> None:
-        self.queue, self._observers, self._ledger = queue, observers, ledger
-        self.held: dict[str, Trial] = {}
-
-    def __iter__(self) -> Iterator[Trial]:
-        yield from (*self.queue, *self.held.values())
-
-    def offer(self, trial: Trial, *, first: bool = False) -> None:
-        """Queue a trial, or hold it back with the reason in the ledger."""
-        ledger, trial_id = self._ledger, trial.trial_id
-        reason, known = self._reason(trial), ledger.held.get(trial_id, "")
-        if reason != known and ledger.state(trial_id) is TrialState.PENDING:
-            ledger.write(trial_id, TrialState.PENDING, error=reason)
-        if reason:
-            self.held[trial_id] = trial
-        else:
-            self.held.pop(trial_id, None)
-            self.queue.put(trial, first=first)
-
-    def sort(self) -> None:
-        """Ask the observers again which trials may start; call it when the answer of one has changed."""
-        for trial in (*self.queue.withdraw(lambda trial: bool(self._reason(trial))), *self.held.values()):
-            self.offer(trial, first=self._ledger.state(trial.trial_id) is TrialState.PAUSED)
-
-    def _reason(self, trial: Trial) -> str:
-        return next((reason for observer in self._observers if (reason := observer.ready(trial))), "")
 
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
