@@ -22,7 +22,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -78,9 +77,7 @@ class Hooks:
     def __enter__(self) -> Hooks:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Call `done` or `failed`, and wait for the calls that have not ended."""
         if not isinstance(error, (HeadLostError, CannotJoinError)):
             if error is not None:

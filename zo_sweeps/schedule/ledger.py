@@ -13,6 +13,7 @@ import math
 import os
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,9 +173,13 @@ class Ledger(Standing):
             what = f"cannot write to the state folder {state_dir}: {error.strerror}"
             raise UserError(what, fix="use state_dir=FOLDER") from error
         self._size = 0
-        for entry, end in _entries(self._path):
-            self.apply(entry)
-            self._size = end
+        try:
+            for entry, end in _entries(self._path):
+                self.apply(entry)
+                self._size = end
+        except UserError:
+            self.close()
+            raise
         os.ftruncate(self._file, self._size)  # a line torn by a kill or a full disk
         for trial_id, state in self.states.items():
             if state is TrialState.RUNNING:  # its driver is dead: the trial was interrupted, it did not fail
@@ -232,20 +237,18 @@ class Ledger(Standing):
         self.close()
 
 
-def _entries(path: Path) -> list[tuple[dict[str, Any], int]]:
-    """Return the complete lines of a ledger, each with the offset of its end; a torn last line is left out."""
-    entries: list[tuple[dict[str, Any], int]] = []
+def _entries(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the complete lines of a ledger, each with the offset of its end; a torn last line is left out."""
     lines = read_objects(path)
     for entry, end in lines:
         if entry is not None:
-            entries.append((entry, end))
+            yield entry, end
         elif end != lines[-1][1]:  # a crash of the machine may leave garbage in the last line only
             raise UserError(
                 "a line that is not JSON",
                 where=f"{path}:{line_number(path, end)}",
                 fix="delete that line; its trial is run again unless another line ends it",
             )
-    return entries
 
 
 def _take(lock: int) -> bool:
