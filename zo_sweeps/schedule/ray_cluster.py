@@ -62,7 +62,7 @@ class Connection:
                 options = dict(address="local", num_cpus=cpus, include_dashboard=False, **ray_options)
                 try:
                     self._init(**options)
-                except Exception as error:  # Ray's own class, for all that may go wrong
+                except Exception as error:  # Ray raises a plain Exception
                     if not ray_private.is_late(error):
                         raise
                     self._init(**options)
@@ -114,9 +114,7 @@ class Connection:
         if self._unreachable_since is not None:
             return []
         note, others = {**asdict(mine), "time": time.time(), "runs": dict(runs)}, list[Claim]()
-        with contextlib.suppress(
-            Exception
-        ):  # Ray raises any kind of error while the head shuts down; the sweep goes on
+        with contextlib.suppress(Exception):  # Ray raises any kind of error while the head shuts down
             notes = ray_private.joined_notes()
             notes.put(ray_private.RUNS + self._note, note)
             others = self._claims(notes.notes(ray_private.RUNS))
