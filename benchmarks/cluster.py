@@ -31,8 +31,8 @@ from zo_sweeps.record.mlflow_store import MlflowMirror
 from zo_sweeps.record.sweep_book import SweepInfo
 from zo_sweeps.schedule.backend import Backend
 from zo_sweeps.schedule.cluster import environment
+from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import Ledger
-from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.snapshot import Snapshot, Watch
 from zo_sweeps.schedule.sweep import Sweep
 

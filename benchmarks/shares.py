@@ -22,8 +22,8 @@ from benchmarks.raylets import SOURCES, Cluster, cluster
 from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import Ledger
-from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.sweep import Sweep
 
 SLOTS = 2

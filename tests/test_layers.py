@@ -37,14 +37,14 @@ ALSO = {
 AXES = {"estimators", "perturbations", "spaces", "precisions", "updates", "objectives"}
 ONLY_IN = {
     "ray": {
-        "schedule/ray_backend.py",
+        "schedule/executors/ray.py",
         "schedule/ray_cluster.py",
         "schedule/ray_slots.py",
         "schedule/cluster.py",
         "schedule/ray_private.py",
     },
     "aiohttp": set(),
-    "cryptography": {"record/archive.py", "schedule/ray_tls.py"},
+    "cryptography": {"record/archive.py", "schedule/cluster.py"},
     "mlflow": {"record/"},
     "hydra": {"config/"},
     "omegaconf": {"config/"},

@@ -20,7 +20,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.record.journal import JournalStore, places
 from zo_sweeps.run.runner import Untrained
 from zo_sweeps.schedule.backend import HeadLostError
-from zo_sweeps.schedule.inline_backend import InlineBackend
+from zo_sweeps.schedule.executors.inline import InlineBackend
 from zo_sweeps.session import session
 
 pytestmark = pytest.mark.multiprocess

@@ -22,7 +22,7 @@ from pathlib import Path
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.schedule.inline_backend import InlineBackend
+from zo_sweeps.schedule.executors.inline import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.sweep import Sweep
 state = Path(sys.argv[1])

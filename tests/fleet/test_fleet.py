@@ -26,8 +26,8 @@ from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.fleet.node import running
 from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.schedule.cluster import private_folder
+from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.ray_private import forget_token
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]

@@ -151,7 +151,7 @@ def test_a_refused_token_is_named_by_where_it_is_from(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(cluster, "must_answer", lambda address: None)
-    monkeypatch.setattr(cluster.ray_tls, "joining", lambda token, address: {})
+    monkeypatch.setattr(cluster, "tls_environment", lambda auth, address: {})
     monkeypatch.setattr(ray_private, "control_store", refuse)
     (tmp_path / ".ray").mkdir()
     (tmp_path / "runs" / "head").mkdir(parents=True)

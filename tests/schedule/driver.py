@@ -11,13 +11,13 @@ from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.backend import Backend
+from zo_sweeps.schedule.executors.inline import InlineBackend
+from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.halving import Confirmation, Rungs
-from zo_sweeps.schedule.inline_backend import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
-from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.snapshot import Summary, Watch
-from zo_sweeps.schedule.spending import Caps, Meter
+from zo_sweeps.schedule.spending import Caps
 from zo_sweeps.schedule.sweep import Sweep
 
 TARGET = "tests.schedule.fakes:run_trial"
@@ -29,7 +29,7 @@ def sweep(state: Path, trials: list[Trial], backend: Backend | None = None, **op
     options["options"] = Executor(**retries)
     take = lambda name, default=None: options.pop(name, default)  # the rest is the loop's
     observers = (
-        Caps(take("meter", Meter())), OneCause(take("rows")), Remarks(), Waits(),
+        take("caps", Caps()), OneCause(take("rows")), Remarks(), Waits(),
         Watch(take("on_update", lambda snapshot: None), take("predictions")), Rungs(take("groups", ())),
         Confirmation(take("searches", ())),
     )  # fmt: skip

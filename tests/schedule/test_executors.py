@@ -11,8 +11,8 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.registry import member, names
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.schedule.inline_backend import InlineBackend
-from zo_sweeps.schedule.ray_backend import RayBackend
+from zo_sweeps.schedule.executors.inline import InlineBackend
+from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.this_host import crowded
 
 pytestmark = pytest.mark.unit
@@ -77,7 +77,7 @@ def test_each_executor_builds_its_backend_with_its_options(tmp_path: Path) -> No
     ray = member("executor", "ray")(cpus_per_trial=2, slots=4, workers=3, on_lost_worker="drop", worker_patience=9.0)
     built = ray.build(tmp_path, "10.0.0.5:6379")
     assert isinstance(built, RayBackend)
-    assert (built._cpus, built._limit, built._options, built.grows) == (2, 4, ray, True)
+    assert (built._cpus, built._options, built.grows) == (2, ray, True)
     assert not ray.build(tmp_path, None).grows
 
 

@@ -19,9 +19,9 @@ from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.schedule import ray_slots
+from zo_sweeps.schedule.executors.ray import FIRST_SECONDS, REFUSED_SECONDS, TURN_SECONDS
 from zo_sweeps.schedule.fairness import LONGEST, OF_START, SHORTEST, SLACK, Claim, base, first_served
 from zo_sweeps.schedule.placement import Node
-from zo_sweeps.schedule.ray_backend import FIRST_SECONDS, REFUSED_SECONDS, TURN_SECONDS
 from zo_sweeps.schedule.ray_slots import Slot, Slots
 
 pytestmark = pytest.mark.unit
@@ -147,8 +147,7 @@ class Sweeping:
             return
         self.slots.begin_round()
         while self.lengths:
-            idle, node = self.slots.choose(TRIAL)
-            if (idle is None and node is None) or now - self._joined < FIRST_SECONDS:
+            if self.slots.choose(TRIAL) is None or now - self._joined < FIRST_SECONDS:
                 self.slots.want(TRIAL)
                 break
             slot = self.slots.take(TRIAL, 1, None)

@@ -13,7 +13,7 @@ from zo_sweeps.core.events import Rung, ScoredDev, ScoredTest
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.backend import Finished, Lost, Progress
-from zo_sweeps.schedule.halving import Halving, Rivals, Search, best
+from zo_sweeps.schedule.halving import Rivals, Search, best
 
 
 @pytest.mark.parametrize(
@@ -82,17 +82,22 @@ def test_a_group_waits_for_retries_across_drivers_and_counts_a_diverged_setting_
     assert states(failing) == {**EXPECTED, "a1": "DIVERGED"}
 
 
-def test_a_trial_whose_pause_has_not_arrived_is_not_judged():
-    group = Rivals((("a",), ("b",)), (2,), 0.5, "dev/loss", 1.0)
-    halving = Halving([group])
-    for trial_id, loss in (("a", 1.0), ("b", 2.0)):
-        halving.see(trial_id, [ScoredDev(step=2, loss=loss, metric=0.0)])
-        assert halving.verdicts(running={"b"}) == []
-    assert [(trial_id, trial_id in rung.kept) for trial_id, rung in halving.verdicts(running=())] == [
-        ("a", True),
-        ("b", False),
-    ]
-    assert halving.verdicts(running=()) == []
+def test_a_trial_whose_pause_has_not_arrived_is_not_judged(tmp_path):
+    at_rung = lambda name, loss: Progress(name, 1, [ScoredDev(step=2, loss=loss, metric=0.0)])
+    paused, done = (Outcome(name, state) for name, state in (("b", TrialState.PAUSED), ("a", TrialState.SUCCEEDED)))
+    first = Finished("a", 1, Outcome("a", TrialState.PAUSED))
+    backend = Scripted([[at_rung("a", 1.0), first], [at_rung("b", 2.0)], [Finished("b", 1, paused)]])
+    backend.script.append([Finished("a", 2, done)])
+    decided = []  # whether the journal has a decision, after each poll
+    poll = backend.poll
+    backend.poll = lambda timeout: (
+        poll(timeout),
+        decided.append([e for e in journal.read("b") if isinstance(e, Rung)]),
+    )
+    journal, group = JournalStore(tmp_path), Rivals((("a",), ("b",)), (2,), 0.5, "dev/loss", 1.0)
+    sweep(tmp_path, [fakes.trial(tmp_path / "w", name) for name in "ab"], backend, groups=[group])
+    assert [[rung.kept for rung in rungs] for rungs in decided] == [[], [], [("a",)], [("a",)]]
+    assert states(tmp_path) == {"a": "SUCCEEDED", "b": "STOPPED"}
 
 
 def test_a_trial_that_is_lost_at_a_rung_waits_there_for_its_rivals_and_is_started_once_again(tmp_path):

@@ -83,6 +83,8 @@ def test_a_damaged_line_in_the_middle_names_file_and_line(tmp_path):
     path.write_bytes(b"garbage\n" + path.read_bytes())
     with pytest.raises(UserError, match=r"ledger\.jsonl:1"):
         Ledger(tmp_path)
+    path.write_bytes(path.read_bytes().removeprefix(b"garbage\n"))
+    Ledger(tmp_path).close()  # the lock is free again, in this process too
 
 
 @pytest.mark.multiprocess

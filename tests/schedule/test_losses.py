@@ -18,10 +18,11 @@ from zo_sweeps.core.events import End
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, Outcome, Trial, TrialState
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.schedule import observer, ray_backend, ray_slots
+from zo_sweeps.schedule import observer, ray_slots
+from zo_sweeps.schedule.executors import ray as ray_backend
+from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.placement import Losses, Node
-from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.ray_slots import Slots
 
 pytestmark = pytest.mark.unit

@@ -17,7 +17,7 @@ from zo_sweeps.devices.estimate import RUNTIME_BYTES
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build, memory_key
 from zo_sweeps.schedule.backend import COLD, NO_SLOT
-from zo_sweeps.schedule.inline_backend import InlineBackend
+from zo_sweeps.schedule.executors.inline import InlineBackend
 from zo_sweeps.schedule.prediction import QUANTUM, MemoryPeaks
 
 pytestmark = pytest.mark.unit

@@ -27,8 +27,8 @@ from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.fleet import inventory
 from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.ray_backend import RayBackend
 from zo_sweeps.schedule.ray_private import Head
 from zo_sweeps.schedule.snapshot import Snapshot
 

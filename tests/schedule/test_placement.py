@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -10,8 +11,8 @@ from zo_sweeps import __version__
 from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.schedule.backend import COLD, NO_SLOT, WARM
 from zo_sweeps.schedule.placement import Node, gpus_holding, gpus_needed, preference, reason, refusal
-from zo_sweeps.schedule.queue import ReadyQueue
 from zo_sweeps.schedule.ray_cluster import node_of
+from zo_sweeps.schedule.sweep import TrialQueue
 from zo_sweeps.schedule.this_host import _divided, _gpus, _reasons
 
 pytestmark = pytest.mark.unit
@@ -162,7 +163,14 @@ def test_the_reason_names_what_is_needed_and_what_each_node_has():
     assert "lends 8 CPUs where executor.cpus_per_trial is 9" in reason(Needs(), [CPU], cpus=9)
 
 
-def names(queue: ReadyQueue, fit) -> list[str]:
+def ready(*trials: Trial) -> TrialQueue:
+    queue = TrialQueue((), MagicMock(), {})
+    for trial in trials:
+        queue.put(trial)
+    return queue
+
+
+def names(queue: TrialQueue, fit) -> list[str]:
     taken = []
     while trial := queue.take(fit):
         taken.append(trial.trial_id)
@@ -170,7 +178,7 @@ def names(queue: ReadyQueue, fit) -> list[str]:
 
 
 def test_one_slot_takes_the_trials_of_a_base_model_together_in_plan_order(tmp_path):
-    queue = ReadyQueue([fakes.trial(tmp_path, n, warm=n[0]) for n in ("a1", "b1", "a2", "b2", "a3")])
+    queue = ready(*(fakes.trial(tmp_path, n, warm=n[0]) for n in ("a1", "b1", "a2", "b2", "a3")))
     taken = []
     while trial := queue.take(lambda t: WARM if taken and t.warm_key == taken[-1].warm_key else COLD):
         taken.append(trial)
@@ -179,13 +187,13 @@ def test_one_slot_takes_the_trials_of_a_base_model_together_in_plan_order(tmp_pa
 
 
 def test_free_slots_spread_over_base_models(tmp_path):
-    queue = ReadyQueue([fakes.trial(tmp_path, n, warm=n[0]) for n in ("a1", "a2", "b1", "b2")])
+    queue = ready(*(fakes.trial(tmp_path, n, warm=n[0]) for n in ("a1", "a2", "b1", "b2")))
     assert names(queue, lambda trial: COLD) == ["a1", "b1", "a2", "b2"]
 
 
 def test_trials_for_an_absent_device_hold_nobody_up(tmp_path):
     absent = [fakes.trial(tmp_path, f"j{i}", needs=Needs("jetson-tx2")) for i in range(10_000)]
-    queue = ReadyQueue([*absent, *fakes.trials(tmp_path, 100)])
+    queue = ready(*absent, *fakes.trials(tmp_path, 100))
     asked = []
 
     def fit(trial):
@@ -200,7 +208,7 @@ def test_trials_for_an_absent_device_hold_nobody_up(tmp_path):
 
 def test_a_lost_trial_goes_in_front_and_a_failed_one_behind(tmp_path):
     a, b, c = fakes.trials(tmp_path, 3)
-    queue = ReadyQueue([b])
+    queue = ready(b)
     queue.put(c)
     queue.put(a, first=True)
     assert names(queue, lambda trial: COLD) == ["t000", "t001", "t002"]
@@ -210,7 +218,7 @@ def test_a_trial_that_names_its_device_goes_before_those_that_run_anywhere(tmp_p
     anywhere = fakes.trials(tmp_path, 2, warm="a")
     named = [fakes.trial(tmp_path, f"j{i}", warm="j", needs=Needs("jetson-orin-nano")) for i in range(2)]
     warm = lambda trial: WARM if trial.warm_key == "a" else COLD
-    assert names(ReadyQueue([*anywhere, *named]), warm) == ["j0", "j1", "t000", "t001"]
+    assert names(ready(*anywhere, *named), warm) == ["j0", "j1", "t000", "t001"]
 
 
 def test_a_trial_for_any_device_leaves_the_scarce_ones_to_others():

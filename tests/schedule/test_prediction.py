@@ -22,7 +22,7 @@ from zo_sweeps.devices.speed import Speed, keep, known
 from zo_sweeps.results.facts import plan_facts
 from zo_sweeps.run import measure_speed
 from zo_sweeps.schedule.ledger import Ledger, read_standing
-from zo_sweeps.schedule.prediction import TRIAL, DeviceClass, TimePredictions, median, speed_here, this_device
+from zo_sweeps.schedule.prediction import TRIAL, DeviceClass, TimePredictions, median, predictions
 from zo_sweeps.schedule.snapshot import Running, Snapshot
 from zo_sweeps.session import session
 
@@ -137,9 +137,7 @@ def test_a_sweep_of_some_length_probes_the_machine_first_and_a_short_one_or_one_
     probed = []
     for steps in (4, 4000, 4000):
         plan = planned(tmp_path, TINY, f"state_dir={tmp_path / 'state'}", "executor=inline", f"train.steps={steps}")
-        before = this_device(plan)
-        assert before
-        had = speed_here(before)[0]
+        had = predictions(plan, read_standing(plan.config.folder)).speed
         made = session.predictions_of(plan, read_standing(plan.config.folder), view)
         probed.append((had is not None, made.speed is not None))
     assert probed == [(False, False), (False, True), (True, True)]

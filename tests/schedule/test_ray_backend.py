@@ -26,8 +26,8 @@ from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.cluster import private_folder, private_token, remove_short_folder, short_folder
+from zo_sweeps.schedule.executors.ray import RayBackend, _cause
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.ray_backend import RayBackend, _cause
 from zo_sweeps.schedule.ray_cluster import why_lost
 from zo_sweeps.schedule.ray_slots import Slot
 from zo_sweeps.schedule.snapshot import Snapshot
@@ -215,7 +215,7 @@ from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.executor import Executor
-from zo_sweeps.schedule.ray_backend import RayBackend, _cause
+from zo_sweeps.schedule.executors.ray import RayBackend, _cause
 from zo_sweeps.schedule.ray_cluster import why_lost
 from zo_sweeps.schedule.ray_slots import Slot
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -21,7 +21,7 @@ import pytest
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet import keeper
 from zo_sweeps.fleet.keeper import Keeper
-from zo_sweeps.schedule import cluster, ray_cluster, ray_tls
+from zo_sweeps.schedule import cluster, ray_cluster
 from zo_sweeps.schedule.ray_cluster import Connection
 
 pytestmark = pytest.mark.unit
@@ -30,7 +30,7 @@ TOKEN, OTHER = "a" * 64, "b" * 64
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (ray_tls.USE, "RAY_TLS_CA_CERT", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+    for name in (cluster.TLS, "RAY_TLS_CA_CERT", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -39,7 +39,7 @@ def server(token: str) -> Iterator[str]:
     """A head that asks for a certificate, as Ray does; without a token one without TLS, which sends at once."""
     context = None
     if token:
-        files = ray_tls.variables(token)
+        files = cluster.tls_variables(token)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(str(files["RAY_TLS_SERVER_CERT"]), str(files["RAY_TLS_SERVER_KEY"]))
         context.load_verify_locations(str(files["RAY_TLS_CA_CERT"]))
@@ -63,7 +63,7 @@ def server(token: str) -> Iterator[str]:
 
 def test_processes_that_begin_together_have_one_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
-    write, together, token = ray_tls._write, threading.Barrier(4), secrets.token_hex(32)
+    write, together, token = cluster._write_certificates, threading.Barrier(4), secrets.token_hex(32)
 
     def slow(folder: Path, token: str, names: list[str]) -> None:
         written.append(folder)
@@ -72,9 +72,9 @@ def test_processes_that_begin_together_have_one_certificate(monkeypatch: pytest.
 
     def begin(_: int) -> dict[str, str | None]:
         together.wait()
-        return ray_tls.variables(token)
+        return cluster.tls_variables(token)
 
-    monkeypatch.setattr(ray_tls, "_write", slow)
+    monkeypatch.setattr(cluster, "_write_certificates", slow)
     with ThreadPoolExecutor(4) as pool:
         files, *_ = pool.map(begin, range(4))
     assert len(written) == 1
@@ -83,25 +83,32 @@ def test_processes_that_begin_together_have_one_certificate(monkeypatch: pytest.
     shutil.rmtree(written[0])
 
 
-def test_machines_with_the_token_know_each_other_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = ray_tls.variables(TOKEN)
+def joining(folder: Path, token: str, address: str) -> dict[str, str | None]:
+    (folder / "token").write_text(token)
+    return cluster.tls_environment(cluster.token_environment(folder / "token"), address)
+
+
+def test_machines_with_the_token_know_each_other_and_others_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = cluster.tls_variables(TOKEN)
     assert Path(str(files["RAY_TLS_SERVER_KEY"])).stat().st_mode & 0o077 == 0
-    monkeypatch.setattr(ray_tls, "_addresses", lambda: ["localhost", "10.0.0.7", "fe80::1"])  # another machine's
-    assert ray_tls.variables(TOKEN) != files
+    monkeypatch.setattr(cluster, "_addresses", lambda: ["localhost", "10.0.0.7", "fe80::1"])  # another machine's
+    assert cluster.tls_variables(TOKEN) != files
     with server(TOKEN) as address:
-        assert ray_tls.joining(TOKEN, address) == ray_tls.variables(TOKEN)
-        with pytest.raises(ray_tls.OtherTokenError):
-            ray_tls.joining(OTHER, address)
+        assert joining(tmp_path, TOKEN, address) == cluster.tls_variables(TOKEN)
+        with pytest.raises(UserError, match="refuses the token"):
+            joining(tmp_path, OTHER, address)
 
 
-def test_a_head_without_tls_is_taken_on_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_without_tls_is_taken_on_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with server("") as address:
-        assert set(ray_tls.joining(TOKEN, address).values()) == {None}
-        monkeypatch.setattr(ray_tls, "_addresses", lambda: ["10.0.0.7"])
+        assert set(joining(tmp_path, TOKEN, address).values()) == {None}
+        monkeypatch.setattr(cluster, "_addresses", lambda: ["10.0.0.7"])
         with pytest.raises(UserError, match="does not speak TLS, so the token would cross the network"):
-            ray_tls.joining(TOKEN, address)
-        monkeypatch.setenv(ray_tls.USE, "0")
-        assert ray_tls.joining(TOKEN, address) == {}, "as the user says"
+            joining(tmp_path, TOKEN, address)
+        monkeypatch.setenv(cluster.TLS, "0")
+        assert joining(tmp_path, TOKEN, address) == {}, "as the user says"
 
 
 def test_the_token_of_the_environment_or_of_a_file_makes_the_authority(
@@ -110,7 +117,7 @@ def test_the_token_of_the_environment_or_of_a_file_makes_the_authority(
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     with server(TOKEN) as address:
         of_file = cluster.tls_environment(cluster.token_environment(tmp_path / "token"), address)
-        assert of_file == ray_tls.variables(TOKEN)
+        assert of_file == cluster.tls_variables(TOKEN)
         monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
         assert cluster.tls_environment({"RAY_AUTH_MODE": "token"}, address) == of_file
         assert cluster.tls_environment({"RAY_AUTH_MODE": "disabled"}, address) == {}
@@ -135,5 +142,5 @@ def test_no_process_of_rays_inherits_the_tracking_servers_password(
     connection.start_local(1)
     connection._opened.close()
     assert [secret in environment for environment in seen] == [False, False]
-    assert seen[0][ray_tls.USE] == "1"
+    assert seen[0][cluster.TLS] == "1"
     assert os.environ[secret] == "x", "the driver's own mirror needs it"

@@ -23,9 +23,9 @@ from zo_sweeps.core.trial import Needs, Outcome, Sharing, Trial, TrialState
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
 from zo_sweeps.run.run_trial import run_trial
-from zo_sweeps.schedule.inline_backend import InlineBackend, ProcessPeer
+from zo_sweeps.schedule.executors.inline import InlineBackend, ProcessPeer
+from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.placement import Node, must_share, no_room, processes
-from zo_sweeps.schedule.ray_backend import RayBackend
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
 
@@ -226,6 +226,8 @@ def test_a_cluster_without_room_for_all_workers_says_how_many_there_are() -> Non
         Node("b", "b", "cpu", 1, 0, 2**40),
         Node("c", "c", "cuda", 8, 1, 2**40),
     ]
-    assert no_room(trial, 3, nodes, 1, None) == ""
-    assert no_room(trial, 4, nodes, 1, None) == "executor.workers=4 of one kind of node: there is room for 3"
-    assert no_room(trial, 3, nodes, 1, 2) == "executor.workers=3 of one kind of node: there is room for 2"
+    assert no_room(Executor(workers=3), trial, nodes) == ""
+    assert no_room(Executor(workers=4), trial, nodes) == "executor.workers=4 of one kind of node: there is room for 3"
+    two = Executor(workers=3, slots=2)
+    assert no_room(two, trial, nodes) == "executor.workers=3 of one kind of node: there is room for 2"
+    assert no_room(Executor(), trial, []) == "", "one process: `reason` says what it lacks"

@@ -20,7 +20,7 @@ from zo_sweeps.core.events import End, Steps
 from zo_sweeps.core.trial import Outcome, StoredConfig, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.backend import Finished, Lost, Progress
-from zo_sweeps.schedule.inline_backend import InlineBackend
+from zo_sweeps.schedule.executors.inline import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.schedule.sweep import Sweep
 
@@ -419,7 +419,7 @@ def test_a_driver_killed_at_random_moments_repeats_no_finished_trial_and_ends_wi
 @pytest.mark.multiprocess
 def test_the_loop_imports_without_the_heavy_libraries():
     program = (
-        "import sys, zo_sweeps.schedule.sweep, zo_sweeps.schedule.ray_backend;"
+        "import sys, zo_sweeps.schedule.sweep, zo_sweeps.schedule.executors.ray;"
         "print([m for m in ('torch', 'ray', 'mlflow', 'transformers', 'hydra', 'datasets') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)

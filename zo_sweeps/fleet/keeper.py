@@ -26,8 +26,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import die_with_parent
 from zo_sweeps.fleet.node import alive, wait_until_gone
 from zo_sweeps.fleet.reporter import GONE
-from zo_sweeps.schedule import cluster, ray_private, ray_tls
-from zo_sweeps.schedule.ray_actor import TrialActor
+from zo_sweeps.schedule import cluster, ray_private
+from zo_sweeps.schedule.backend import TrialActor
 
 TICK = 0.5
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a node is started again: doubled each time
@@ -192,7 +192,7 @@ class Keeper:
         if not self.is_head:
             variables |= cluster.tls_environment(variables, self.address)
         elif self.tls:
-            variables |= ray_tls.variables(self.token.read_text().strip())
+            variables |= cluster.tls_variables(self.token.read_text().strip())
         kept = {name: value for name, value in os.environ.items() if name not in variables}
         with open(self.log, "ab") as log:
             return subprocess.Popen(

@@ -19,9 +19,8 @@ from zo_sweeps.results.compare import TrialRecord, flat, recorded
 from zo_sweeps.results.past_trials import EarlierTrial, earlier, lines, listed
 from zo_sweeps.schedule import spending
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
-from zo_sweeps.schedule.prediction import TimePredictions, predictions, slots_here, speed_here
+from zo_sweeps.schedule.prediction import TimePredictions, predictions, slots_here
 from zo_sweeps.schedule.snapshot import LiveRun, read_live
-from zo_sweeps.schedule.spending import Predicted
 
 MISSING = "missing"
 
@@ -134,7 +133,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         load=guess.speed.load if guess.speed else None,
         finished=guess.finished[guess.device] if guess.device else 0,
         elsewhere={str(device): _sum(guess.seconds(trial, device) for trial in left) for device in others},
-        trouble=speed_here(guess.here)[1] if guess.here else "",
+        trouble=guess.trouble,
         rows=_rows(plan, standing, guess),
         largest=largest.trial_id if largest else "",
         largest_parts_bytes={**parts, "process": largest.needs.memory_bytes - sum(parts.values())}
@@ -143,7 +142,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         obstacles=[Statement(why, ids) for why, ids in plan.obstacles.items()],
         notes=[Statement(remark, ids) for remark, ids in by_line(plan.remarks).items()],
         caveats=plan.caveats,
-        over_budget=spending.over(caps, len(plan.trials), spent(plan, standing), Predicted(to_go, joules_left))
+        over_budget=spending.over(caps, len(plan.trials), spent(plan, standing), to_go, joules_left)
         if caps.has_cap
         else [],
         order=described(plan, rounds),

@@ -1,33 +1,47 @@
-"""The preconditions of starting Ray: a token, a short folder, its environment, a head that answers.
+"""The preconditions of starting Ray: a token, a short folder, its environment, TLS, a head that answers.
 
 Processes get the cluster's token as a file that only its owner can read, never as an argument. Anyone with the token
 can run code on every node: see SECURITY.md.
+
+TLS keeps the token from anybody who listens to Ray's own connections. Every machine that has the token derives the same
+authority from it, and issues itself a certificate for its addresses. So nothing but the token is copied, and a machine
+without it is neither believed nor served. Whoever has the token may pose as any node; it lets them run code there
+anyway.
+
+/tmp/zo-UID-tls-DIGEST/  node.key, node.pem, ca.pem: mode 0700; the digest is of the token and this machine's addresses
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
+import ipaddress
 import json
 import os
 import secrets
 import shutil
 import socket
+import ssl
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.schedule import ray_tls
+from zo_sweeps.core.files import locked, replacing
 
 TOKEN_FIX = (
     "copy the token file that `zo-sweeps head start` printed to this machine (mode 0600) and name it with --token-file "
     "or RAY_AUTH_TOKEN_PATH"
 )
 ANSWER_SECONDS = 5.0  # time allowed for a head to answer
+TLS_SECONDS = 10.0  # ... and to shake hands
+TLS = "RAY_USE_TLS"
+# The order of P-256's group: private keys are below it.
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+_BEGIN, _END = (datetime.datetime(year, 1, 1, tzinfo=datetime.timezone.utc) for year in (2000, 2070))
 HEAD = "node:__internal_head__"  # a resource of the head's node
 ID_LABEL, BEGAN_LABEL = "zo.id", "zo.began"  # a machine's id, the same after a restart; its start time (Unix seconds)
 DEVICE_LABEL = "zo.device"  # a node's device profile
@@ -122,39 +136,128 @@ def joining_environment(state_dir: Path, address: str) -> dict[str, str | None]:
 
 
 def tls_environment(auth: Mapping[str, str | None], address: str) -> dict[str, str | None]:
-    """Return the variables of TLS for the head at an address, with the token of `auth` or the environment.
+    """Return the variables with which to connect to the head at an address: those of TLS, unless it goes without.
 
-    Raises UserError as `ray_tls.joining`.
+    The token is that of `auth` or the environment; the user's own RAY_USE_TLS counts first. A head on this machine may
+    go without TLS; one elsewhere may not, because the token would cross the network for anyone to read. Raises
+    UserError for such a head, and for one with another token.
     """
-    if {**os.environ, **auth}.get("RAY_AUTH_MODE") != "token":
+    source, file = token_source(auth)
+    by_user = TLS in os.environ and not os.environ.get("RAY_TLS_CA_CERT", "").startswith("/tmp/zo-")
+    if by_user or not source or (file and not file.exists()):  # the head says that the token is missing
         return {}
-    paths = [auth.get("RAY_AUTH_TOKEN_PATH"), os.environ.get("RAY_AUTH_TOKEN_PATH"), "~/.ray/auth_token"]
-    path = Path(next(filter(None, paths))).expanduser()
-    token = None if auth.get("RAY_AUTH_TOKEN_PATH") else os.environ.get("RAY_AUTH_TOKEN")
-    if not token and not path.exists():
-        return {}  # the head says that it is missing
+    made = tls_variables((file.read_text() if file else os.environ["RAY_AUTH_TOKEN"]).strip())
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(str(made["RAY_TLS_CA_CERT"]))
+    context.load_cert_chain(str(made["RAY_TLS_SERVER_CERT"]), str(made["RAY_TLS_SERVER_KEY"]))
+    context.set_alpn_protocols(["h2"])
     try:
-        return ray_tls.joining((token or path.read_text()).strip(), address)
-    except ray_tls.OtherTokenError:
-        what = f"the head at {address} refuses the token"
-        raise UserError(what, where=token_source(auth), fix=TOKEN_FIX) from None
+        with socket.create_connection((host.strip("[]"), int(port)), TLS_SECONDS) as plain, context.wrap_socket(plain):
+            return made
+    except ssl.SSLCertVerificationError:
+        raise UserError(f"the head at {address} refuses the token", where=source, fix=TOKEN_FIX) from None
+    except TimeoutError:  # a busy head: one without TLS would have answered at once
+        return made
+    except (ssl.SSLError, ConnectionResetError):
+        if host.strip("[]") in _addresses():
+            return dict.fromkeys(made)
+        raise UserError(
+            f"the head at {address} does not speak TLS, so the token would cross the network for anyone to read",
+            fix="start it with `head start --host ADDRESS`, or set RAY_USE_TLS=0 here, in a network of your own",
+        ) from None
+    except OSError:  # nobody answers; whoever does later has to know the token
+        return made
 
 
-def token_source(auth: Mapping[str, str | None]) -> str:
-    """Return where Ray reads the token from with these variables, set beside the environment's; "" without a token."""
+def token_source(auth: Mapping[str, str | None]) -> tuple[str, Path | None]:
+    """Return where Ray reads the token from with these variables, set beside the environment's, and its file if any.
+
+    "" without a token.
+    """
     if path := auth.get("RAY_AUTH_TOKEN_PATH"):
-        return path
+        return path, Path(path).expanduser()
     if auth.get("RAY_AUTH_MODE") != "token":
-        return ""
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return "the variable RAY_AUTH_TOKEN"
+        return "", None
+    if os.environ.get("RAY_AUTH_TOKEN", "").strip():
+        return "the variable RAY_AUTH_TOKEN", None
     if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        return f"{path} (the variable RAY_AUTH_TOKEN_PATH)"
+        return f"{path} (the variable RAY_AUTH_TOKEN_PATH)", Path(path).expanduser()
     own = Path.home() / ".ray" / "auth_token"
-    return str(own) if own.exists() else ""
+    return (str(own), own) if own.exists() else ("", None)
 
 
-@contextmanager
+def tls_variables(token: str) -> dict[str, str | None]:
+    """Return the environment variables of Ray's processes on this machine. Raises UserError if the files are not ours.
+
+    Cost: a millisecond.
+    """
+    names = _addresses()
+    digest = hashlib.sha256("\n".join([token, *names]).encode()).hexdigest()[:16]
+    folder = Path("/tmp") / f"zo-{os.getuid()}-tls-{digest}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise UserError(f"{folder} belongs to someone else", fix="remove it")
+    with locked(folder / "lock"):  # else the key of one process and the certificate of another may be left
+        if not (folder / "ca.pem").exists():
+            _write_certificates(folder, token, names)
+    files = {"SERVER_CERT": "node.pem", "SERVER_KEY": "node.key", "CA_CERT": "ca.pem"}
+    return {TLS: "1", **{f"RAY_TLS_{name}": str(folder / file) for name, file in files.items()}}
+
+
+def _addresses() -> list[str]:
+    """Return the names and addresses of this machine."""
+    import psutil
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    every = [one for addresses in psutil.net_if_addrs().values() for one in addresses if one.family in families]
+    return sorted({socket.gethostname(), "localhost", *(one.address.partition("%")[0] for one in every)})
+
+
+def _write_certificates(folder: Path, token: str, names: list[str]) -> None:
+    """Write the authority's certificate, and a certificate of this machine with its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    digest = hashlib.sha512(b"zo-sweeps: the authority of Ray's nodes\n" + token.encode()).digest()
+    authority = ec.derive_private_key(int.from_bytes(digest, "big") % (_ORDER - 1) + 1, ec.SECP256R1())
+    own = ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "zo-sweeps cluster")])
+
+    def signed(key: ec.EllipticCurvePublicKey, name: x509.Name, *extensions: tuple[x509.ExtensionType, bool]) -> bytes:
+        made = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key)
+        made = made.serial_number(x509.random_serial_number()).not_valid_before(_BEGIN).not_valid_after(_END)
+        for extension, critical in extensions:
+            made = made.add_extension(extension, critical)
+        return made.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    def general(name: str) -> x509.GeneralName:
+        try:
+            return x509.IPAddress(ipaddress.ip_address(name))
+        except ValueError:
+            return x509.DNSName(name)
+
+    purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    alternative = x509.SubjectAlternativeName([general(name) for name in names])
+    node = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, socket.gethostname()[:64])])
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    files = {
+        "node.key": own.private_bytes(*form),
+        "node.pem": signed(own.public_key(), node, (alternative, False), (purposes, False)),
+        "ca.pem": signed(authority.public_key(), issuer, (x509.BasicConstraints(ca=True, path_length=0), True)),
+    }
+    for name, data in files.items():
+        with (
+            replacing(folder / name) as part,
+            os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file,
+        ):
+            file.write(data)
+
+
+@contextlib.contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables (None: unset) inside the `with` block, and restore them after it."""
     before = {name: os.environ.get(name) for name in variables}
@@ -225,14 +328,10 @@ def find_token(token_file: str | None, state_dir: Path) -> Path | None:
     The first of: `token_file`, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, Ray's own file. A token in RAY_AUTH_TOKEN is
     written to `state_dir`, so that child processes do not need it in their environment.
     """
-    if token_file:
-        return checked(Path(token_file))
-    if text := os.environ.get("RAY_AUTH_TOKEN", "").strip():
-        return written(state_dir, text)
-    if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        return checked(Path(path))
-    default = Path.home() / ".ray" / "auth_token"
-    return checked(default) if default.exists() else None
+    source, file = token_source({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_file})
+    if file:
+        return checked(file)
+    return written(state_dir, os.environ["RAY_AUTH_TOKEN"].strip()) if source else None
 
 
 def token_for_joining(token_file: str | None, state_dir: Path) -> Path:

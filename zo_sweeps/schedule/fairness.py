@@ -9,22 +9,14 @@ model. So shares are equal up to that, and up to the trials in flight.
 
 from __future__ import annotations
 
-import contextlib
-import getpass
-import json
-import os
-import socket
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-
-from zo_sweeps.schedule import ray_private
+from dataclasses import dataclass, field
 
 # A sweep may be ahead by this share of its own CPU-seconds, or of the seconds that a process takes to start.
 SLACK, OF_START = 0.05, 0.5
 SHORTEST, LONGEST = 1.0, 60.0  # CPU-seconds: bounds of what a start counts for
 
-Held = tuple[int, float, int, int]  # slots, CPUs, GPUs, bytes of main memory
+Held = tuple[float, ...]  # slots, CPUs, GPUs, bytes of main memory
 Asks = tuple[int, Mapping[str, float], Mapping[str, str]]
 NO_ASKS: Asks = (0, {}, {})
 
@@ -101,56 +93,3 @@ def base(others: Sequence[Claim], device: str, priority: int = 0) -> float | Non
     others = [other for other in others if other.priority == priority]
     there = [other for other in others if device in other.wants] or [one for one in others if one.held.get(device)]
     return min((other.used.get(device, 0.0) for other in there), default=None)
-
-
-LIVE_SECONDS = 10.0  # a driver whose note does not change for so long has ended
-FRESH_SECONDS = 3.0  # for so long a note knows better than Ray and the store of agents what its driver holds
-
-
-class Claims:
-    """This driver's note at the head, and the claims of the other drivers. Needs a connected driver."""
-
-    def __init__(self) -> None:
-        host = socket.gethostname()
-        self.user = _user()
-        self.driver = f"{self.user}, pid {os.getpid()} on {host}"
-        self._key = f"{ray_private.RUNS}{host}-{os.getpid()}"
-        self._seen: dict[str, tuple[float, float]] = {}  # key -> (its time, when we first read that: monotonic)
-
-    def exchange(self, runs: Mapping[str, list[str]], mine: Claim) -> list[Claim]:
-        """Write this driver's note (runs: node id -> labels of trials), and return the other drivers' claims.
-
-        Returns [] while the head shuts down. Cost: about 1 ms per driver.
-        """
-        note = {**asdict(mine), "time": time.time(), "runs": dict(runs)}
-        with contextlib.suppress(Exception):  # Ray raises any kind of error then; the sweep goes on
-            ray_private.put_note(self._key, json.dumps(note).encode())
-            return self._others()
-        return []
-
-    def withdraw(self) -> None:
-        """Remove this driver's note."""
-        with contextlib.suppress(Exception):
-            ray_private.remove_note(self._key)
-
-    def _others(self) -> list[Claim]:
-        now, live = time.monotonic(), []
-        for key, text in ray_private.notes(ray_private.RUNS).items():
-            note = json.loads(text)
-            if key == self._key:
-                continue
-            if self._seen.get(key, (0.0, 0.0))[0] != note["time"]:  # the clocks of two hosts may differ
-                self._seen[key] = (note["time"], now)
-            age = now - self._seen[key][1]
-            if age < LIVE_SECONDS:
-                places = {at: tuple(held) for at, held in note["places"].items()} if age < FRESH_SECONDS else {}
-                said = {name: note[name] for name in ("driver", "used", "held", "user", "priority")}
-                live.append(Claim(**said, wants=tuple(note["wants"]), places=places, asks=tuple(note["asks"])))
-        return live
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return f"user {os.getuid()}"

@@ -10,11 +10,12 @@ others.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from zo_sweeps.config.schema import SelectConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event, Rung, ScoredDev
 from zo_sweeps.core.fingerprint import canonical_json
@@ -66,17 +67,12 @@ def groups(plan: Plan) -> list[Rivals]:
         among = config.train.halving_among
         configs[among] = config
         made.setdefault(among, {}).setdefault(canonical_json(cell.hyperparameters), {})[cell.trial_id] = None
-    sign = 1.0 if rule.mode == "min" else -1.0
-    return [
-        Rivals(
-            tuple(tuple(ids) for ids in settings.values()),
-            configs[among].train.rungs,
-            configs[among].train.halving_keep,
-            rule.metric,
-            sign,
-        )
-        for among, settings in made.items()
-    ]
+    rivals = []
+    for among, settings in made.items():
+        train = configs[among].train
+        every = tuple(tuple(ids) for ids in settings.values())
+        rivals.append(Rivals(every, train.rungs, train.halving_keep, rule.metric, _sign(rule)))
+    return rivals
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ def searches(plan: Plan) -> list[Search]:
         first, others = settings.setdefault(canonical_json(cell.hyperparameters), ([], []))
         config = TrialConfig.of(plan.every[cell.trial_id].config)
         (others if confirms(config) else first).append(cell.trial_id)
-    sign, made = 1.0 if rule.mode == "min" else -1.0, []
+    made = []
     for (block, column), settings in found.items():
         ids = [trial_id for pair in settings.values() for of_seeds in pair for trial_id in of_seeds]
         missing = [plan.missing[trial_id] for trial_id in ids if trial_id in plan.missing]
@@ -113,8 +109,12 @@ def searches(plan: Plan) -> list[Search]:
                 what = f"grid.select.seeds compares all trials of {block} on {column}, and one cannot run: {missing[0]}"
                 raise UserError(what, fix="leave that row or column out, or grid.select.seeds")
             pairs = tuple((tuple(first), tuple(others)) for first, others in settings.values())
-            made.append(Search(pairs, rule.metric, sign))
+            made.append(Search(pairs, rule.metric, _sign(rule)))
     return made
+
+
+def _sign(rule: SelectConfig) -> float:
+    return 1.0 if rule.mode == "min" else -1.0
 
 
 def best(scores: Sequence[float], keep: float) -> list[int]:
@@ -123,33 +123,59 @@ def best(scores: Sequence[float], keep: float) -> list[int]:
     Args:
         scores: per setting; lower is better; NaN (a seed has no score) counts as last. Ties go to the first.
     """
-    ranked = sorted(
-        range(len(scores)), key=lambda i: (math.isnan(scores[i]), 0 if math.isnan(scores[i]) else scores[i])
-    )
+    ranked = sorted(range(len(scores)), key=lambda i: (math.isnan(scores[i]), scores[i]))
     return sorted(ranked[: math.ceil(keep * len(scores) - 1e-9)])
 
 
-class Halving:
-    """The standing of a sweep's groups, as their journals have it."""
+class Rungs(Observer):
+    """The groups of a sweep: trials at a rung whose rivals are all there go on, or are stopped. The last observer."""
 
     def __init__(self, groups: Sequence[Rivals]) -> None:
         self._groups = groups
         self._group = {trial_id: group for group in groups for ids in group.settings for trial_id in ids}
+        # As the journals have it.
         self._scores: dict[tuple[str, int], float] = {}
         self._told: dict[str, set[int]] = {trial_id: set() for trial_id in self._group}
         self._kept: dict[tuple[Rivals, int], frozenset[str]] = {}
-        self._ended: set[str] = set()
+        self._ended: set[str] = set()  # trials that will reach no further rung
 
-    @property
-    def trial_ids(self) -> Iterable[str]:
-        """The trials of all groups."""
-        return self._group.keys()
+    def begins(self, sweep: Sweep) -> None:
+        """Read from the journals how far the trials are, and what was decided."""
+        self._sweep = sweep
+        for trial_id in self._group:
+            try:
+                self._see(trial_id, sweep.store.read(trial_id))
+            except UserError:  # a damaged journal fails its trial when that is launched
+                continue
+            if trial_id not in sweep.queue.held:
+                self._ended.add(trial_id)
+        self._judge()
 
-    def see(self, trial_id: str, events: Iterable[Event]) -> None:
+    def ready(self, trial: Trial) -> str:
+        return "it is at a rung, and its rivals are not" if self._rung(trial.trial_id) else ""
+
+    def saw(self, run: Running, events: Sequence[Event]) -> None:
+        if run.trial.trial_id in self._group:
+            self._see(run.trial.trial_id, events)
+
+    def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
+        if outcome.state is TrialState.STOPPED:
+            return  # by the verdict in hand
+        if not again and outcome.state not in (TrialState.PAUSED, TrialState.CANCELLED):
+            self._ended.add(run.trial.trial_id)
+        if self._judge():
+            self._sweep.queue.sort()
+
+    def looks(self, last: bool = False) -> None:
+        """Say which trials cannot go on because rivals of theirs have not come to their rung."""
+        n, stop = sum(self._rung(trial_id) > 0 for trial_id in self._group.keys() - self._ended), self._sweep.stop
+        if last and n and not stop.wanted and not stop.over:
+            trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
+            self._sweep.say(f"{trials} at a rung: other settings of their cell have neither reached it nor ended")
+
+    def _see(self, trial_id: str, events: Iterable[Event]) -> None:
         """Take new events of a trial."""
-        group = self._group.get(trial_id)
-        if group is None:
-            return
+        group = self._group[trial_id]
         for event in events:
             if isinstance(event, ScoredDev) and event.step in group.rungs:
                 self._scores[trial_id, event.step] = _score(event, group.metric)
@@ -158,49 +184,46 @@ class Halving:
                     self._told[trial_id].add(event.step)
                 self._kept[group, event.step] = frozenset(event.kept)
 
-    def ended(self, trial_id: str) -> None:
-        """Note that a trial has ended: it will reach no further rung."""
-        self._ended.add(trial_id)
+    def _rung(self, trial_id: str) -> int:
+        """Return the rung at which a trial waits and has not been told whether it goes on; 0: at none."""
+        rungs = self._group[trial_id].rungs if trial_id in self._group else ()
+        return next((s for s in rungs if (trial_id, s) in self._scores and s not in self._told[trial_id]), 0)
 
-    def waits(self, trial_id: str) -> bool:
-        """Return whether a trial is at a rung and has not been told whether it goes on."""
-        return self._rung(trial_id) is not None
+    def _judge(self) -> bool:
+        """Tell the trials that wait whether they go on, where all rivals are there; return whether any does.
 
-    @property
-    def paused(self) -> list[str]:
-        """The trials that wait at a rung for rivals."""
-        return [trial_id for trial_id in self._group if trial_id not in self._ended and self.waits(trial_id)]
-
-    def verdicts(self, running: Container[str]) -> list[tuple[str, Rung]]:
-        """Return the decisions on trials that wait and whose rivals are there, by trial_id; each is returned once.
-
-        Trials whose attempts are `running` have not ended: the evaluation of a rung arrives before the pause.
+        A trial that runs has not paused yet: the evaluation of a rung arrives before.
         """
-        return [verdict for group in self._groups for verdict in self._verdicts(group, running)]
+        goes_on = False
+        for group in self._groups:
+            settings = group.settings
+            for step in group.rungs:
+                kept = self._decision(group, settings, step)
+                if kept is None:
+                    break
+                gone = self._ended | self._sweep.running.keys()
+                for trial_id in (i for ids in settings for i in ids if i not in gone and self._rung(i) == step):
+                    self._tell(trial_id, Rung(step=step, kept=tuple(sorted(kept))))
+                    goes_on |= trial_id in kept
+                settings = tuple(ids for ids in settings if kept.issuperset(ids))
+        return goes_on
 
-    def _verdicts(self, group: Rivals, running: Container[str]) -> list[tuple[str, Rung]]:
-        verdicts: list[tuple[str, Rung]] = []
-        settings = group.settings
-        for step in group.rungs:
-            kept = self._decision(group, settings, step, running)
-            if kept is None:
-                break
-            for trial_id in (trial_id for ids in settings for trial_id in ids):
-                if self._rung(trial_id) == step and trial_id not in self._ended and trial_id not in running:
-                    self._told[trial_id].add(step)
-                    verdicts.append((trial_id, Rung(step=step, kept=tuple(sorted(kept)))))
-                    if trial_id not in kept:
-                        self._ended.add(trial_id)
-            settings = tuple(ids for ids in settings if kept.issuperset(ids))
-        return verdicts
+    def _tell(self, trial_id: str, rung: Rung) -> None:
+        """Write a decision to a trial's journal, and then stop the trial if it does not go on."""
+        sweep, trial = self._sweep, self._sweep.trials[trial_id]
+        self._told[trial_id].add(rung.step)
+        sweep.store.append(trial_id, [rung])
+        if trial_id not in rung.kept:
+            self._ended.add(trial_id)
+            paused = sweep.ledger.outcomes.get(trial_id, Outcome(trial_id, TrialState.PAUSED))
+            why = f"stopped at {rung.step} of {trial.steps} steps, by successive halving on dev"
+            sweep.conclude(trial, replace(paused, state=TrialState.STOPPED, steps_done=rung.step, error=why))
 
-    def _decision(
-        self, group: Rivals, settings: Sequence[Sequence[str]], step: int, running: Container[str]
-    ) -> frozenset[str] | None:
+    def _decision(self, group: Rivals, settings: Sequence[Sequence[str]], step: int) -> frozenset[str] | None:
         """Return the trials that go on after a rung; None while one of them is still on its way."""
         if (group, step) not in self._kept:
             members = [trial_id for ids in settings for trial_id in ids]
-            paused = {i for i in members if i not in running or step in self._told[i]}
+            paused = {i for i in members if i not in self._sweep.running or step in self._told[i]}
             on_their_way = (i for i in members if (i, step) not in self._scores or i not in paused)
             if not self._ended.issuperset(on_their_way):
                 return None
@@ -208,65 +231,6 @@ class Halving:
             chosen = [settings[index] for index in best(means, group.keep)]
             self._kept[group, step] = frozenset(trial_id for ids in chosen for trial_id in ids)
         return self._kept[group, step]
-
-    def _rung(self, trial_id: str) -> int | None:
-        """Return the rung at which a trial waits."""
-        if (group := self._group.get(trial_id)) is None:
-            return None
-        reached = [s for s in group.rungs if (trial_id, s) in self._scores and s not in self._told[trial_id]]
-        return reached[0] if reached else None
-
-
-class Rungs(Observer):
-    """The groups of a sweep: trials at a rung whose rivals are all there go on, or are stopped. The last observer."""
-
-    def __init__(self, groups: Sequence[Rivals]) -> None:
-        self._halving = Halving(groups)
-
-    def begins(self, sweep: Sweep) -> None:
-        """Read from the journals how far the trials are, and what was decided."""
-        self._sweep = sweep
-        for trial_id in self._halving.trial_ids:
-            try:
-                self._halving.see(trial_id, sweep.store.read(trial_id))
-            except UserError:  # a damaged journal fails its trial when that is launched
-                continue
-            if trial_id not in sweep.pending.held:
-                self._halving.ended(trial_id)
-        self._judge()
-
-    def ready(self, trial: Trial) -> str:
-        return "it is at a rung, and its rivals are not" if self._halving.waits(trial.trial_id) else ""
-
-    def saw(self, run: Running, events: Sequence[Event]) -> None:
-        self._halving.see(run.trial.trial_id, events)
-
-    def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
-        if outcome.state is TrialState.STOPPED:
-            return  # by the verdict in hand
-        if not again and outcome.state not in (TrialState.PAUSED, TrialState.CANCELLED):
-            self._halving.ended(run.trial.trial_id)
-        if self._judge():
-            self._sweep.pending.sort()
-
-    def _judge(self) -> bool:
-        """Stop the trials that do not go on, and return whether any does. The decision is written first."""
-        sweep, verdicts = self._sweep, self._halving.verdicts(self._sweep.running)
-        for trial_id, rung in verdicts:
-            trial = sweep.trials[trial_id]
-            sweep.store.append(trial_id, [rung])
-            if trial_id not in rung.kept:
-                paused = sweep.ledger.outcomes.get(trial_id, Outcome(trial_id, TrialState.PAUSED))
-                why = f"stopped at {rung.step} of {trial.steps} steps, by successive halving on dev"
-                sweep.conclude(trial, replace(paused, state=TrialState.STOPPED, steps_done=rung.step, error=why))
-        return any(trial_id in rung.kept for trial_id, rung in verdicts)
-
-    def looks(self, last: bool = False) -> None:
-        """Say which trials cannot go on because rivals of theirs have not come to their rung."""
-        n, stop = len(self._halving.paused), self._sweep.stop
-        if last and n and not stop.wanted and not stop.over:
-            trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
-            self._sweep.say(f"{trials} at a rung: other settings of their cell have neither reached it nor ended")
 
 
 def _score(event: ScoredDev, metric: str) -> float:
@@ -290,7 +254,7 @@ class Confirmation(Observer):
     def begins(self, sweep: Sweep) -> None:
         self._sweep = sweep
         every = {i for search in self._searches for pair in search.settings for ids in pair for i in ids}
-        self._over = {trial_id for trial_id in every if trial_id not in sweep.pending.held}
+        self._over = {trial_id for trial_id in every if trial_id not in sweep.queue.held}
         for search in self._searches:
             self._judge(search)
 
@@ -309,11 +273,11 @@ class Confirmation(Observer):
         self._over.add(trial_id)
         for search in self._searches:
             if any(trial_id in ids for pair in search.settings for ids in pair) and self._judge(search):
-                self._sweep.pending.sort()
+                self._sweep.queue.sort()
 
     def looks(self, last: bool = False) -> None:
         """Say which trials wait for a selection that cannot be made, or confirmed, now."""
-        n, stop = len(self._of.keys() & self._sweep.pending.held.keys()), self._sweep.stop
+        n, stop = len(self._of.keys() & self._sweep.queue.held.keys()), self._sweep.stop
         if last and n and not stop.wanted and not stop.over:
             trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
             self._sweep.say(f"{trials} for a setting to be selected, at whose seeds trials have failed")
@@ -325,14 +289,10 @@ class Confirmation(Observer):
             return False
         states = sweep.ledger.state
         scores = [search.sign * self._mean(search, first) for first, _ in search.settings]
-        sound = [
-            n
-            for n, (_, others) in enumerate(search.settings)
-            if not any(states(i) in (TrialState.DIVERGED, TrialState.OUT_OF_MEMORY) for i in others)
-        ]
-        self._selected[search] = selected = min(
-            (n for n in sound if math.isfinite(scores[n])), key=lambda n: scores[n], default=None
-        )
+        bad = TrialState.DIVERGED, TrialState.OUT_OF_MEMORY
+        fit = (n for n, pair in enumerate(search.settings) if not any(states(i) in bad for i in pair[1]))
+        sound = (n for n in fit if math.isfinite(scores[n]))
+        self._selected[search] = selected = min(sound, key=lambda n: scores[n], default=None)
         if selected is None or all(states(i) is TrialState.SUCCEEDED for i in search.settings[selected][1]):
             for n, (_, others) in enumerate(search.settings):
                 for trial_id in others if n != selected else ():
@@ -340,14 +300,11 @@ class Confirmation(Observer):
         return selected != before
 
     def _mean(self, search: Search, trial_ids: Sequence[str]) -> float:
-        outcomes = [self._sweep.ledger.outcomes.get(trial_id) for trial_id in trial_ids]
-        values = [
-            one.metrics.get(search.metric, math.nan) if one and one.state is TrialState.SUCCEEDED else math.nan
-            for one in outcomes
-        ]
-        return fmean(values)
+        if not all(self._sweep.ledger.state(trial_id) is TrialState.SUCCEEDED for trial_id in trial_ids):
+            return math.nan
+        return fmean(self._sweep.ledger.outcomes[i].metrics.get(search.metric, math.nan) for i in trial_ids)
 
     def _stop(self, trial_id: str) -> None:
-        if trial_id in self._sweep.pending.held:
+        if trial_id in self._sweep.queue.held:
             why = "did not start: its setting was not selected"
             self._sweep.conclude(self._sweep.trials[trial_id], Outcome(trial_id, TrialState.STOPPED, error=why))

@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -19,9 +20,8 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -33,15 +33,13 @@ from zo_sweeps.schedule.snapshot import Snapshot
 SECONDS = 10.0  # for a command to end, or a server to answer
 LONGEST = 200  # characters of a command's last line on standard error
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_URL = re.compile("https?://", re.IGNORECASE)
 
 
 def check(on: OnConfig) -> None:
     """Raise UserError for a hook that cannot be called: a command that does not exist, an address that is none."""
     for event, hook in _hooks(on).items():
-        if _is_url(hook):
-            _address(event, hook)
-        else:
-            _command(event, hook)
+        _parsed(event, hook)
 
 
 class Hooks:
@@ -79,9 +77,7 @@ class Hooks:
     def __enter__(self) -> Hooks:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Call `done` or `failed`, and wait for the calls that have not ended."""
         if not isinstance(error, (HeadLostError, CannotJoinError)):
             if error is not None:
@@ -105,7 +101,8 @@ class Hooks:
             if before is not None:
                 before.join()
             try:
-                trouble = _post(event, hook, facts) if _is_url(hook) else _run(event, hook, facts, self._state_dir)
+                called = _parsed(event, hook)
+                trouble = _run(called, facts, self._state_dir) if isinstance(called, list) else _post(called, facts)
             except Exception as error:  # a hook's trouble is never the sweep's
                 trouble = type(error).__name__
             if trouble:
@@ -120,17 +117,22 @@ def _hooks(on: OnConfig) -> dict[str, str]:
     return {event: hook for event, hook in vars(on).items() if hook is not None}
 
 
-def _is_url(hook: str) -> bool:
-    return hook.lower().startswith(("http://", "https://"))
-
-
 def _named(hook: str) -> str:
     """Return a hook as messages name it: the host or the program alone, as the rest may hold a secret."""
-    return str(urlsplit(hook).hostname) if _is_url(hook) else shlex.split(hook)[0]
+    return str(urlsplit(hook).hostname) if _URL.match(hook) else shlex.split(hook)[0]
 
 
-def _command(event: str, hook: str) -> list[str]:
-    """Return the words of a command, the program by its path."""
+def _parsed(event: str, hook: str) -> SplitResult | list[str]:
+    """Return the parts of a URL, or the words of a command, the program by its path."""
+    if _URL.match(hook):
+        try:
+            parts = urlsplit(hook)
+            if parts.hostname and parts.port != 0 and hook.isascii() and hook.isprintable() and " " not in hook:
+                return parts
+        except ValueError:  # of the port, or of brackets
+            pass
+        # The address is not repeated: it may hold a secret.
+        raise UserError(f"on.{event} is no address", fix=f"write on.{event}=https://HOST/PATH, other signs as %XX")
     try:
         program, *words = shlex.split(hook)
     except ValueError as error:  # an open quotation, or no word at all
@@ -143,7 +145,7 @@ def _command(event: str, hook: str) -> list[str]:
     return [os.path.abspath(path), *words]
 
 
-def _run(event: str, hook: str, facts: Mapping[str, Any], state_dir: Path) -> str:
+def _run(command: Sequence[str], facts: Mapping[str, Any], state_dir: Path) -> str:
     """Run a command; return what went wrong, "" if nothing did."""
     variables = {
         "ZO_EVENT": facts["event"],
@@ -156,7 +158,7 @@ def _run(event: str, hook: str, facts: Mapping[str, Any], state_dir: Path) -> st
         variables |= {"ZO_TRIAL": trial["trial_id"], "ZO_TRIAL_LABEL": trial["label"], "ZO_TRIAL_STATE": trial["state"]}
     with tempfile.TemporaryFile() as errors:  # not a pipe, which a child that stays in the background keeps open
         process = subprocess.Popen(
-            _command(event, hook),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -179,18 +181,6 @@ def _run(event: str, hook: str, facts: Mapping[str, Any], state_dir: Path) -> st
     return f"{how}: {last}" if last else how
 
 
-def _address(event: str, hook: str) -> SplitResult:
-    """Return the parts of a URL."""
-    try:
-        parts = urlsplit(hook)
-        whole = bool(parts.hostname) and parts.port != 0 and hook.isascii() and hook.isprintable() and " " not in hook
-    except ValueError:  # of the port, or of brackets
-        whole = False
-    if not whole:  # the address is not repeated: it may hold a secret
-        raise UserError(f"on.{event} is no address", fix=f"write on.{event}=https://HOST/PATH, other signs as %XX")
-    return parts
-
-
 class _Stay(urllib.request.HTTPRedirectHandler):
     """No redirect is followed: a POST would become a GET, and credentials would go to another address."""
 
@@ -198,9 +188,8 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _post(event: str, hook: str, facts: Mapping[str, Any]) -> str:
+def _post(parts: SplitResult, facts: Mapping[str, Any]) -> str:
     """Post the facts as JSON; return what went wrong, "" if nothing did."""
-    parts = _address(event, hook)
     headers = {"Content-Type": "application/json", "User-Agent": "zo-sweeps"}
     if parts.username is not None:  # urllib would take it for a part of the host
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"

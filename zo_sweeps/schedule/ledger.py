@@ -13,6 +13,7 @@ import math
 import os
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from zo_sweeps.core.trial import Outcome, TrialState
 FILE, LOCK = "ledger.jsonl", "lock"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Span:
     """An attempt's time, in Unix seconds.
 
@@ -52,8 +53,8 @@ class Standing:
         sweeps: the sweep of the last attempt.
         held: why a pending trial is not started, if the sweep stopped its row.
         first, last: the times (Unix seconds) of the trial's first and last lines.
-        ended: the attempts that have ended, oldest first.
-        open: when the others began.
+        spans: the attempts, those included whose end the ledger does not have; oldest first.
+        open: those that have not ended.
     """
 
     states: dict[str, TrialState] = field(default_factory=dict)
@@ -66,13 +67,8 @@ class Standing:
     held: dict[str, str] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
-    ended: list[Span] = field(default_factory=list)
-    open: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def spans(self) -> list[Span]:
-        """The attempts, those included whose end the ledger does not have."""
-        return [*self.ended, *(Span(trial_id, begin) for trial_id, begin in self.open.items())]
+    spans: list[Span] = field(default_factory=list)
+    open: dict[str, Span] = field(default_factory=dict)
 
     def state(self, trial_id: str) -> TrialState:
         """Return the trial's last state."""
@@ -111,12 +107,12 @@ class Standing:
             )
 
     def _note_attempt(self, trial_id: str, state: TrialState, at: float) -> None:
-        begin = self.open.pop(trial_id, None)
-        if begin is not None:
-            killed = state in (TrialState.PENDING, TrialState.RUNNING)
-            self.ended.append(Span(trial_id, begin, None if killed else at, at))
+        killed = state in (TrialState.PENDING, TrialState.RUNNING)
+        if span := self.open.pop(trial_id, None):
+            span.end, span.before = None if killed else at, at
         if state is TrialState.RUNNING:
-            self.open[trial_id] = at
+            self.open[trial_id] = Span(trial_id, at)
+            self.spans.append(self.open[trial_id])
 
 
 def read_standing(state_dir: Path) -> Standing:
@@ -177,9 +173,13 @@ class Ledger(Standing):
             what = f"cannot write to the state folder {state_dir}: {error.strerror}"
             raise UserError(what, fix="use state_dir=FOLDER") from error
         self._size = 0
-        for entry, end in _entries(self._path):
-            self.apply(entry)
-            self._size = end
+        try:
+            for entry, end in _entries(self._path):
+                self.apply(entry)
+                self._size = end
+        except UserError:
+            self.close()
+            raise
         os.ftruncate(self._file, self._size)  # a line torn by a kill or a full disk
         for trial_id, state in self.states.items():
             if state is TrialState.RUNNING:  # its driver is dead: the trial was interrupted, it did not fail
@@ -237,20 +237,18 @@ class Ledger(Standing):
         self.close()
 
 
-def _entries(path: Path) -> list[tuple[dict[str, Any], int]]:
-    """Return the complete lines of a ledger, each with the offset of its end; a torn last line is left out."""
-    entries: list[tuple[dict[str, Any], int]] = []
+def _entries(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the complete lines of a ledger, each with the offset of its end; a torn last line is left out."""
     lines = read_objects(path)
     for entry, end in lines:
         if entry is not None:
-            entries.append((entry, end))
+            yield entry, end
         elif end != lines[-1][1]:  # a crash of the machine may leave garbage in the last line only
             raise UserError(
                 "a line that is not JSON",
                 where=f"{path}:{line_number(path, end)}",
                 fix="delete that line; its trial is run again unless another line ends it",
             )
-    return entries
 
 
 def _take(lock: int) -> bool:

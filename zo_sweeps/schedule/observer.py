@@ -30,11 +30,11 @@ class Observer:
     _sweep: Sweep
 
     def begins(self, sweep: Sweep) -> None:
-        """Take the sweep: the trials without a result are in `sweep.pending.held`, and none is queued yet."""
+        """Take the sweep: the trials without a result are in `sweep.queue.held`, and none is queued yet."""
         self._sweep = sweep
 
     def ready(self, trial: Trial) -> str:
-        """Return why a trial may not start now; "" if it may. Call `sweep.pending.sort` when the answer changes."""
+        """Return why a trial may not start now; "" if it may. Call `sweep.queue.sort` when the answer changes."""
         return ""
 
     def started(self, run: Running) -> None:
@@ -154,13 +154,13 @@ class OneCause(Observer):
         if self._all.see(trial.trial_id, outcome, again) and not sweep.stop.failing:
             sweep.stop.failing = (
                 f"the first {self._all.count} trials all failed in the same way, so the other "
-                f"{len([*sweep.pending])} were not started: {outcome.error}"
+                f"{len(sweep.queue.every)} were not started: {outcome.error}"
             )
             sweep.say(sweep.stop.failing)
         if block and self._in_row[block].see(trial.trial_id, outcome, again):
             self._stop(block, outcome.error)
         elif outcome.state.is_result and self._stopped.pop(block, ""):  # one that ran meanwhile shows: the row is sound
-            sweep.pending.sort()
+            sweep.queue.sort()
         sweep.stopped_rows = {self._name(one): why for one, why in self._stopped.items()}
 
     def _stop(self, block: str, error: str) -> None:
@@ -173,7 +173,7 @@ class OneCause(Observer):
                 f"so its other {others} wait until the command is run again: {error}"
             )
             sweep.say(self._stopped[block])
-            sweep.pending.sort()
+            sweep.queue.sort()
 
     def _name(self, block: str) -> str:
         return self._rows.get(block, block)

@@ -297,14 +297,16 @@ def must_share(options: Executor, trials: Iterable[Trial]) -> None:
             )
 
 
-def no_room(trial: Trial, count: int, nodes: Sequence[Node], cpus: int, limit: int | None) -> str:
-    """Return why `count` processes of a trial never fit on nodes of one device profile; "" when they do."""
-    room: Counter[str] = Counter()
+def no_room(options: Executor, trial: Trial, nodes: Sequence[Node]) -> str:
+    """Return why the processes that share a trial never fit on nodes of one device profile; "" when they do."""
+    count, cpus, room = processes(options, trial), options.cpus_per_trial, Counter[str]()
+    if count == 1:
+        return ""
     for node in nodes:
         if not refusal(trial.needs, node, cpus):
             cores = int(node.cpus // cpus)
             room[node.device] += min(cores, int(node.gpus)) if gpus_needed(trial.needs, node) else cores
-    most = min(max(room.values(), default=0), limit or count)
+    most = min(max(room.values(), default=0), options.slots or count)
     return "" if most >= count else f"executor.workers={count} of one kind of node: there is room for {most}"
 
 

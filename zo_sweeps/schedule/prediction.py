@@ -53,10 +53,11 @@ class TimePredictions:
     Args:
         here: this host; None if trials run on a cluster's nodes.
         speed: of this host; None: it was not probed, and finished trials alone tell.
+        trouble: why its speed cannot be read.
     """
 
-    def __init__(self, here: DeviceClass | None, speed: Speed | None = None) -> None:
-        self.here, self.speed = here, speed
+    def __init__(self, here: DeviceClass | None, speed: Speed | None = None, trouble: str = "") -> None:
+        self.here, self.speed, self.trouble = here, speed, trouble
         self.finished: Counter[DeviceClass] = Counter()
         self._ratios: dict[tuple[DeviceClass, str], deque[float]] = {}
         self._watts: dict[DeviceClass, list[float]] = {}
@@ -120,10 +121,14 @@ class TimePredictions:
 def predictions(plan: Plan, standing: Standing) -> TimePredictions:
     """Return the predictions for a plan's trials, with what the trials that finished in its state folder teach.
 
-    Trials that were resumed do not count. A damaged file of a speed counts as none; `speed_here` says why.
+    Trials that were resumed do not count. A damaged file of a speed counts as none; `trouble` says why.
     """
-    here = this_device(plan)
-    made = TimePredictions(here, speed_here(here)[0] if here else None)
+    here, speed, trouble = this_device(plan), None, ""
+    try:
+        speed = known(here.name, here.threads) if here else None
+    except UserError as error:
+        trouble = str(error)
+    made = TimePredictions(here, speed, trouble)
     for trial_id, trial in plan.every.items():
         if standing.attempts.get(trial_id, 1) == 1 and (outcome := standing.outcomes.get(trial_id)):
             made.learn(trial, outcome)
@@ -145,14 +150,6 @@ def median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     return math.sqrt(low * high)
-
-
-def speed_here(device: DeviceClass) -> tuple[Speed | None, str]:
-    """Return (the speed of a device of this host, why it cannot be read); None and "" if it was never probed."""
-    try:
-        return known(device.name, device.threads), ""
-    except UserError as error:
-        return None, str(error)
 
 
 def slots_here(plan: Plan) -> int:

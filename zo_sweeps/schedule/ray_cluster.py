@@ -1,19 +1,22 @@
-"""The driver's connection to Ray: a new cluster on this machine or a running one, its nodes, its loss."""
+"""The driver's connection to Ray: a cluster of its own or a running one, its nodes, the other drivers, its loss."""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import logging
+import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule import cluster, placement, ray_private
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
-from zo_sweeps.schedule.fairness import Asks, Claim, Claims
+from zo_sweeps.schedule.fairness import Asks, Claim
 from zo_sweeps.schedule.placement import Node
 from zo_sweeps.schedule.ray_private import Head
 
@@ -21,19 +24,29 @@ NAME_LABEL, PROGRAMS_LABEL = "zo.name", "zo.programs"
 OBJECT_STORE_BYTES = 100 * 2**20  # only journals of kilobytes go through it; the default takes 30 % of the memory
 NODE_LOST = "its node is gone or out of reach"
 UNREACHABLE_SECONDS = 15.0  # Ray ends this process after 60 s without a head
+LIVE_SECONDS = 10.0  # a driver whose note does not change for so long has ended
+FRESH_SECONDS = 3.0  # for so long a note knows better than Ray and the store of agents what its driver holds
 
 
 class Connection:
     """This process's connection to a Ray cluster: a new local one, or the one at `address` ("host:port").
 
     `state_dir` keeps the token of local clusters.
+
+    Attributes:
+        driver: this process's name, unique in the cluster.
+        user: that runs it.
     """
 
     def __init__(self, state_dir: Path, address: str | None) -> None:
         self._state_dir, self.address = state_dir, address
         self._opened = contextlib.ExitStack()
         self._unreachable_since: float | None = None
-        self.claims = Claims()
+        host = socket.gethostname()
+        self.user = _user()
+        self.driver = f"{self.user}, pid {os.getpid()} on {host}"
+        self._note = f"{host}-{os.getpid()}"  # key of this driver's note at the head
+        self._seen: dict[str, tuple[float, float]] = {}  # key -> (its note's time, when we first read that: monotonic)
         self._asked: list[Asks] = []  # of the autoscaler, by this driver
         self.agents = placement.agents() if address else placement.Agents()
 
@@ -49,7 +62,7 @@ class Connection:
                 options = dict(address="local", num_cpus=cpus, include_dashboard=False, **ray_options)
                 try:
                     self._init(**options)
-                except Exception as error:
+                except Exception as error:  # Ray raises a plain Exception
                     if not ray_private.is_late(error):
                         raise
                     self._init(**options)
@@ -72,7 +85,7 @@ class Connection:
             self._init(address=self.address)
         except UserError as error:
             raise CannotJoinError(str(error)) from None
-        except Exception as error:  # Ray raises no common type; see `_line`
+        except Exception as error:  # Ray raises any kind of error
             raise CannotJoinError(
                 f"cannot join the Ray cluster at {self.address} ({ray_private.first_line(error)})",
                 where="cluster.address",
@@ -93,21 +106,41 @@ class Connection:
         nodes = [node_of(description) for description in alive if description["NodeID"] not in leaving]
         return [*nodes, *self.agents.nodes()]
 
-    def free(self) -> dict[str, dict[str, float]]:
-        """Return node id -> resources that no driver holds, up to a second old; {} for a cluster of our own."""
-        return ray_private.free_resources() if self.address and self._unreachable_since is None else {}
-
     def exchange(self, runs: Mapping[str, list[str]], mine: Claim) -> list[Claim]:
-        """Tell the other drivers of a running cluster what this one runs (node id -> labels); exchange claims."""
-        return self.claims.exchange(runs, mine) if self.address and self._unreachable_since is None else []
+        """Write this driver's note (runs: node id -> labels of trials), and return the other drivers' claims.
+
+        With an autoscaler, nodes are asked for. Returns [] while the head does not answer. Cost: about 1 ms per driver.
+        """
+        if self._unreachable_since is not None:
+            return []
+        note, others = {**asdict(mine), "time": time.time(), "runs": dict(runs)}, list[Claim]()
+        with contextlib.suppress(Exception):  # Ray raises any kind of error while the head shuts down
+            notes = ray_private.joined_notes()
+            notes.put(ray_private.RUNS + self._note, note)
+            others = self._claims(notes.notes(ray_private.RUNS))
+        self.ask_for_nodes(mine, others)
+        return others
+
+    def _claims(self, notes: Mapping[str, Mapping[str, Any]]) -> list[Claim]:
+        """Return the claims in the notes of other drivers that have not ended."""
+        now, live = time.monotonic(), []
+        for key, note in notes.items():
+            if key == self._note:
+                continue
+            if self._seen.get(key, (0.0, 0.0))[0] != note["time"]:  # the clocks of two hosts may differ
+                self._seen[key] = (note["time"], now)
+            age = now - self._seen[key][1]
+            if age < LIVE_SECONDS:
+                places = {at: tuple(held) for at, held in note["places"].items()} if age < FRESH_SECONDS else {}
+                said = {name: note[name] for name in ("driver", "used", "held", "user", "priority")}
+                live.append(Claim(**said, wants=tuple(note["wants"]), places=places, asks=tuple(note["asks"])))
+        return live
 
     def ask_for_nodes(self, mine: Claim, others: Sequence[Claim]) -> None:
         """Ask a cluster with an autoscaler (Kubernetes) for nodes with room for all sweeps; others ignore it.
 
         The last request counts, whoever made it: so one driver asks for all, the first by its name.
         """
-        if not self.address or self._unreachable_since is not None:
-            return
         if any(other.driver < mine.driver for other in others):
             self._asked = []  # another asks
         else:
@@ -129,7 +162,8 @@ class Connection:
 
         if self.address and ray.is_initialized() and self._unreachable_since is None:
             self._ask([])  # if it is the one that asks: the next one asks when it finds this driver's claim gone
-            self.claims.withdraw()
+            with contextlib.suppress(Exception):  # as above
+                ray_private.joined_notes().remove(ray_private.RUNS + self._note)
         self.agents.close()
         ray.shutdown()
         self._opened.close()
@@ -172,7 +206,8 @@ def why_lost(error: Exception) -> str:
 def node_of(description: Mapping[str, Any]) -> Node:
     """Convert one entry of `ray.nodes()` to a Node."""
     resources, labels = description["Resources"], description.get("Labels", {})
-    gpus = resources.get("GPU", 0.0)
+    gpus, prefix = resources.get("GPU", 0.0), cluster.TOOL_LABEL
+    tools = (f"{key.removeprefix(prefix)} {version}" for key, version in labels.items() if key.startswith(prefix))
     return Node(
         node_id=description["NodeID"],
         name=labels.get(NAME_LABEL) or description["NodeManagerHostname"],
@@ -182,13 +217,14 @@ def node_of(description: Mapping[str, Any]) -> Node:
         memory_bytes=int(resources.get("memory", 0)),
         # Absent on the node of a local cluster: `this_host` has left out what cannot run there.
         programs=labels.get(PROGRAMS_LABEL) != "false",
-        tools=_tools(labels) if PROGRAMS_LABEL in labels else None,
+        tools=frozenset(tools) if PROGRAMS_LABEL in labels else None,
         gpu_bytes=int(labels.get(cluster.GPU_LABEL, 0)),
         version=labels.get(cluster.VERSION_LABEL, ""),
     )
 
 
-def _tools(labels: Mapping[str, str]) -> frozenset[str]:
-    """Return the tools of a node, as in `Needs`."""
-    prefix = cluster.TOOL_LABEL
-    return frozenset(f"{key[len(prefix) :]} {version}" for key, version in labels.items() if key.startswith(prefix))
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"user {os.getuid()}"

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import json
 import os
-import pwd
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -54,26 +53,34 @@ def leaving_nodes() -> set[str]:
     return set(state.state.get_draining_nodes())
 
 
-def put_note(key: str, note: bytes) -> None:
-    """Store a note at the head of this connected driver. The public interface has no key-value store."""
-    _notes()._internal_kv_put(key.encode(), note, overwrite=True, namespace=NOTES)
+class Notes:
+    """The notes (JSON) at a head, which live as long as the head. The public interface has no key-value store.
+
+    Args:
+        client: of the head's control store.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def put(self, key: str, note: Mapping[str, Any]) -> None:
+        """Store a note."""
+        self._client.internal_kv_put(key.encode(), json.dumps(note).encode(), True, namespace=NOTES)
+
+    def notes(self, prefix: str) -> dict[str, dict[str, Any]]:
+        """Return the notes whose keys begin with `prefix`, by the rest of the key."""
+        keys = self._client.internal_kv_keys(prefix.encode(), namespace=NOTES)
+        texts = {key.decode()[len(prefix) :]: self._client.internal_kv_get(key, namespace=NOTES) for key in keys}
+        return {key: json.loads(text) for key, text in texts.items() if text}
+
+    def remove(self, key: str) -> None:
+        """Delete a note."""
+        self._client.internal_kv_del(key.encode(), False, namespace=NOTES)
 
 
-def remove_note(key: str) -> None:
-    """Delete a note of this connected driver."""
-    _notes()._internal_kv_del(key.encode(), namespace=NOTES)
-
-
-def notes(prefix: str) -> dict[str, bytes]:
-    """Return the notes at this connected driver's head whose keys begin with `prefix`."""
-    store = _notes()
-    keys = store._internal_kv_list(prefix.encode(), namespace=NOTES)
-    texts = {key.decode(): store._internal_kv_get(key, namespace=NOTES) for key in keys}
-    return {key: text for key, text in texts.items() if text}
-
-
-def _notes() -> Any:
-    return importlib.import_module("ray.experimental.internal_kv")
+def joined_notes() -> Notes:
+    """Return the notes at this connected driver's head."""
+    return Notes(importlib.import_module("ray.experimental.internal_kv").internal_kv_get_gcs_client())
 
 
 def free_resources() -> dict[str, dict[str, float]]:
@@ -94,7 +101,7 @@ def muted() -> Iterator[None]:
         worker.print_to_stdstream = printer
 
 
-class Head:
+class Head(Notes):
     """A client of a head's control store (GCS): versions, nodes, draining and notes, without joining the cluster.
 
     `ray.init` would start a driver, needs a node on this machine, and is possible once per process; the public state
@@ -117,9 +124,9 @@ class Head:
 
         try:
             with _quiet():
-                self._client, self._state = control_store(address)
+                client, self._state = control_store(address)
         except AuthenticationError:
-            what, where = f"the head at {address} refuses the token", cluster.token_source(auth)
+            what, (where, _) = f"the head at {address} refuses the token", cluster.token_source(auth)
             if not where:
                 what += ": none is in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray, and the state folder is another's"
             raise UserError(what, where=where, fix=cluster.TOKEN_FIX) from None
@@ -129,6 +136,7 @@ class Head:
                 where="cluster.address",
                 fix="check the address; retry later if the head is very busy",
             ) from None
+        super().__init__(client)
 
     def versions(self) -> dict[str, str]:
         """Return the head's Ray and Python versions."""
@@ -170,20 +178,6 @@ class Head:
         until = int((time.time() + seconds) * 1000)
         self._client.drain_node(node_id, _PREEMPTION, "asked to leave", until)  # only a hidden command offers it
 
-    def put(self, key: str, note: Mapping[str, Any]) -> None:
-        """Store a note (JSON) at the head, for as long as the head lives."""
-        self._client.internal_kv_put(key.encode(), json.dumps(note).encode(), True, namespace=NOTES)
-
-    def notes(self, prefix: str) -> dict[str, dict[str, Any]]:
-        """Return the notes whose keys begin with `prefix`, by the rest of the key."""
-        keys = self._client.internal_kv_keys(prefix.encode(), namespace=NOTES)
-        texts = {key.decode()[len(prefix) :]: self._client.internal_kv_get(key, namespace=NOTES) for key in keys}
-        return {key: json.loads(text) for key, text in texts.items() if text}
-
-    def remove(self, key: str) -> None:
-        """Delete a note."""
-        self._client.internal_kv_del(key.encode(), False, namespace=NOTES)
-
 
 def control_store(address: str) -> tuple[Any, Any]:
     """Return the clients of a head's control store, and of its table of nodes. Raises errors of `ray.exceptions`."""
@@ -201,19 +195,15 @@ def _must_be_ours(nodes: list[dict[str, Any]]) -> None:
     if any(os.access(socket, os.R_OK | os.W_OK) for socket in sockets):
         return
     folders = [folder for folder in sockets[0].parents if os.path.lexists(folder) and folder != Path("/tmp")]
-    owner = _name(folders[0].stat().st_uid) if folders else "another user"
+    try:
+        owner = folders[0].owner() if folders else "another user"
+    except KeyError:  # a user without a name
+        owner = f"user {folders[0].stat().st_uid}"
     raise UserError(
         f"the Ray node on this machine runs as {owner}, and only {owner} can run sweeps on it",
         where="cluster.address",
         fix=f"run this command as {owner}, or on a machine whose node is yours (zo-sweeps worker join)",
     )
-
-
-def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 @contextlib.contextmanager

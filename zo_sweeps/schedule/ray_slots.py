@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +15,9 @@ from zo_sweeps.core.trial import Trial
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.schedule.backend import TrialActor
 from zo_sweeps.schedule.cluster import DEVICE_LABEL
-from zo_sweeps.schedule.fairness import Asks, Claim, Held, base, count, first_served
+from zo_sweeps.schedule.fairness import Claim, Held, base, count, first_served
 from zo_sweeps.schedule.placement import (
     HOSTS,
     Agents,
@@ -27,7 +29,6 @@ from zo_sweeps.schedule.placement import (
     processes,
     refusal,
 )
-from zo_sweeps.schedule.ray_actor import TrialActor
 
 LOOSE = 1.5  # an actor runs no trial that needs less than its memory divided by this: others may need the rest
 SPARE = 1.25  # an actor holds up to this times what its first trial needs, so that trials like it need no new process
@@ -39,9 +40,9 @@ MOST_BUNDLES = 1000  # of a sweep; more nodes are asked for when these are there
 NOTHING: Held = (0, 0.0, 0, 0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
-    """An actor, and the attempt that it runs (None: idle)."""
+    """An actor (None: it has not been made), and the attempt that it runs (None: idle)."""
 
     actor: Any
     node: Node
@@ -88,7 +89,7 @@ class Slots:
         self._labels: dict[str, str] = {}  # ... and the labels of its node
         self._wanted: set[str] = set()  # device profiles where a trial found no slot in this round
         self._avoided: dict[str, float] = {}  # nodes that leave, or seem dead: node_id -> end of the ban (monotonic)
-        self._losses = Losses()
+        self.losses = Losses()
         self._outgrown: dict[str, int] = {}  # memory key of trials -> memory of the largest GPU that was too small
 
     def __iter__(self) -> Iterator[Slot]:
@@ -106,7 +107,7 @@ class Slots:
             node.node_id: self._of_others(node, free[node.node_id]) for node in nodes if node.node_id in free
         }
         busy = [slot for slot in self._slots if slot.trial]
-        room = {node.node_id for node in nodes if self._fits(node, 0, 0, busy)}
+        room = {node.node_id for node in nodes if self._fits(Slot(None, node, 0), busy)}
         self._left = {node_id: since for node_id, since in self._left.items() if node_id in room}
         for slot in busy:
             self._count(slot, now)
@@ -115,7 +116,10 @@ class Slots:
             self._slots = [slot for slot in self._slots if slot.trial or slot.node.node_id in alive]
 
     def claim(self, trials: int = 0) -> Claim:
-        """Return what this sweep, with so many trials without a result, holds and wants; for the other drivers."""
+        """Return what this sweep, with so many trials without a result, holds and wants; for the other drivers.
+
+        An autoscaler is asked for as many slots as these trials could use, once one has waited.
+        """
         held: defaultdict[str, float] = defaultdict(float)
         places: dict[str, Held] = {}
         for slot in (*self._slots, *self.silent):
@@ -124,9 +128,9 @@ class Slots:
             if slot.trial or not slot.node.is_agent:
                 place = places.get(slot.node.node_id, NOTHING)
                 places[slot.node.node_id] = _sum(place, self._held(slot))
-        wants = tuple(sorted(self._wanted))
-        used, asks = dict(self._used), self.asks(trials)
-        return replace(self._me, used=used, held=dict(held), wants=wants, places=places, asks=asks)
+        most = min(trials, self._limit or trials, MOST_BUNDLES) if self._bundle else 0
+        wants, asks = tuple(sorted(self._wanted)), (most, self._bundle, self._labels)
+        return replace(self._me, used=dict(self._used), held=dict(held), wants=wants, places=places, asks=asks)
 
     def hear(self, others: Sequence[Claim]) -> None:
         """Take the claims of the other drivers into account, and end the idle actors that they wait for.
@@ -164,11 +168,6 @@ class Slots:
             return
         self._wanted |= {node.device for node in self._able(trial)}
 
-    def asks(self, trials: int) -> Asks:
-        """Return how many slots so many trials could use, 0 if none has waited, and what each takes; for the claim."""
-        most = min(trials, self._limit or trials, MOST_BUNDLES)
-        return most if self._bundle else 0, self._bundle, self._labels
-
     def in_vain(self) -> list[Slot]:
         """Return the slots whose actors may wait in Ray, where the drivers that share a node have asked for too much.
 
@@ -196,14 +195,10 @@ class Slots:
         """Count a loss and leave its node alone for a while; return what is wrong if the fault is the node's, or ""."""
         assert slot.trial
         node, now = slot.node, time.monotonic()
-        self.avoid(node, self._losses.lost(node.node_id, slot.trial.trial_id, why, now))
-        if self._losses.is_sick(node.node_id) and self._others_for(slot.trial, {node.node_id}):
-            return f"{node.name} {self._losses.text(node.node_id)}"
+        self.avoid(node, self.losses.lost(node.node_id, slot.trial.trial_id, why, now))
+        if self.losses.is_sick(node.node_id) and self._others_for(slot.trial, {node.node_id}):
+            return f"{node.name} {self.losses.text(node.node_id)}"
         return ""
-
-    def finished(self, slot: Slot) -> None:
-        """Note that a slot's trial came to an end of its own."""
-        self._losses.finished(slot.node.node_id)
 
     def outgrew(self, slot: Slot, trial: Trial) -> str:
         """Note that a trial ran out of memory in a slot; return why that is no result, "" if no other GPU is larger."""
@@ -218,23 +213,23 @@ class Slots:
 
     def left_alone(self) -> list[str]:
         """Return which nodes get no trial for now because they lost some, and why."""
-        texts = {node.name: self._losses.text(node.node_id) for node in self.nodes if node.node_id in self._avoided}
+        texts = {node.name: self.losses.text(node.node_id) for node in self.nodes if node.node_id in self._avoided}
         return [f"{name} {text}" for name, text in texts.items() if text]
 
     def _others_for(self, trial: Trial, away: Collection[str]) -> set[str]:
         """Return the ids of the nodes besides these that can run a trial, and are not sick."""
         able = {node.node_id for node in self._able(trial)} - set(away)
-        return {node_id for node_id in able if not self._losses.is_sick(node_id)}
+        return {node_id for node_id in able if not self.losses.is_sick(node_id)}
 
     def _able(self, trial: Trial) -> list[Node]:
         return [node for node in self.nodes_for(trial) if not refusal(trial.needs, node, self._cpus)]
 
     def take(self, trial: Trial, attempt: int, kind: str | None) -> Slot:
         """Take a slot for the trial, an idle one or a new one."""
-        slot, node = self.choose(trial, kind)
-        if slot is None:
-            assert node is not None, "submit without a fit"
-            slot = self._new(node, gpus_needed(trial.needs, node), main_memory(trial.needs, node))
+        slot = self.choose(trial, kind)
+        assert slot is not None, "submit without a fit"
+        if slot not in self._slots:
+            self._make(slot)
         slot.trial, slot.attempt, slot.cursor, slot.warm_key = trial, attempt, 0, trial.warm_key
         slot.counted = time.monotonic()
         slot.outgrown = ""
@@ -296,10 +291,10 @@ class Slots:
             return None
         nodes = sorted(self.nodes_for(trial), key=lambda node: preference(trial.needs, node))
         kinds = dict.fromkeys(node.device for node in nodes)
-        return next((kind for kind in kinds if self._has_room(trial, kind, count)), "")
+        return next((kind for kind in kinds if self._takes_all(trial, kind, count)), "")
 
-    def choose(self, trial: Trial, kind: str | None = None) -> tuple[Slot | None, Node | None]:
-        """Return the idle slot to use, warm if possible; (None, node): make one on the node; (None, None): wait.
+    def choose(self, trial: Trial, kind: str | None = None) -> Slot | None:
+        """Return the idle slot to use, warm if possible, or one to be made; None: wait.
 
         `kind`: only nodes of that device profile.
         """
@@ -309,50 +304,46 @@ class Slots:
         busy = [slot for slot in self._slots if slot.trial]  # idle actors make way for a new one
         away = {slot.node.node_id for slot in self.silent} | self._avoided.keys()
         if processes(self._options, trial) == 1:
-            away |= {slot.node.node_id for slot in busy if self._losses.is_sick(slot.node.node_id)}
-            lost = self._losses.nodes_of(trial.trial_id)
+            away |= {slot.node.node_id for slot in busy if self.losses.is_sick(slot.node.node_id)}
+            lost = self.losses.nodes_of(trial.trial_id)
             away |= lost if lost and self._others_for(trial, lost) else set()
-        nodes = [node for node in nodes if node.node_id not in away]
         nodes.sort(key=lambda node: preference(trial.needs, node))
-        homes = {node.node_id: (gpus_needed(trial.needs, node), main_memory(trial.needs, node)) for node in nodes}
-        idle = [slot for slot in self._slots if slot.trial is None and slot.node.node_id in homes]
-        idle = [slot for slot in idle if _suits(slot, *homes[slot.node.node_id])]
+        new = {
+            node.node_id: Slot(None, node, gpus_needed(trial.needs, node), memory_bytes=main_memory(trial.needs, node))
+            for node in nodes
+            if node.node_id not in away
+        }
         # An agent's slot may be another driver's as soon as the lease has ended.
-        full = {node.node_id for node in nodes if node.is_agent and not self._fits(node, *homes[node.node_id], busy)}
-        idle = [slot for slot in idle if slot.node.node_id not in full]
+        free = {node_id: one for node_id, one in new.items() if not one.node.is_agent or self._fits(one, busy)}
+        idle = [slot for slot in self._slots if slot.trial is None and slot.node.node_id in free]
+        idle = [slot for slot in idle if _suits(slot, free[slot.node.node_id])]
         for device in {slot.node.device for slot in idle}:
-            if self._first_served(device, nodes, homes, busy, self._start):
+            if self._first_served(device, new.values(), busy, self._start):
                 idle = [slot for slot in idle if slot.node.device != device]
         if idle:
             warm = next((slot for slot in idle if slot.warm_key == trial.warm_key), None)
-            return warm or min(idle, key=lambda slot: preference(trial.needs, slot.node)), None
-        for node in nodes:
-            if self._room(node, *homes[node.node_id], busy):
-                first = self._first_served(node.device, nodes, homes, busy)
-                if not first or not self._leaves(node, first):
-                    return None, node
-        return None, None
+            return warm or min(idle, key=lambda slot: preference(trial.needs, slot.node))
+        for one in new.values():
+            if self._has_room(one, busy):
+                first = self._first_served(one.node.device, new.values(), busy)
+                if not first or not self._leaves(one.node, first):
+                    return one
+        return None
 
     def _first_served(
-        self,
-        device: str,
-        nodes: Sequence[Node],
-        homes: Mapping[str, tuple[int, int]],
-        busy: Sequence[Slot],
-        start: float | None = None,
+        self, device: str, new: Iterable[Slot], busy: Sequence[Slot], start: float | None = None
     ) -> list[Claim]:
-        """Return the sweeps that a device profile's free slots are for; `homes`: what the trial takes on `nodes`."""
+        """Return the sweeps that a device profile's free slots are for; `new`: the trial's, if made on each node."""
         others = [other for other in self.others if other.driver not in self._passed]
         first = first_served(self.claim(), others, device, start=start) if others else []
         if not first or any(other.priority > self._me.priority for other in first):  # it takes as many as it can
             return first
         slots = list(busy)
-        for node in nodes:
-            while node.device == device and self._fits(node, *homes[node.node_id], slots):
+        for one in new:
+            while one.node.device == device and self._fits(one, slots):
                 if len(slots) - len(busy) == len(first):
                     return []
-                gpus, memory = homes[node.node_id]
-                slots.append(Slot(None, node, gpus, memory_bytes=memory))
+                slots.append(one)
         return first
 
     def _leaves(self, node: Node, first: Sequence[Claim]) -> bool:
@@ -370,22 +361,15 @@ class Slots:
             self._used[device] += (now - slot.counted) * self._cpus * count(self._me, self.others, device)
         slot.counted = now
 
-    def _has_room(self, trial: Trial, kind: str, count: int) -> bool:
-        """Return whether `count` slots are free: take them, with placeholders for new ones, and give them back."""
-        before, taken = self._slots, []
-        self._slots = list(before)
+    def _takes_all(self, trial: Trial, kind: str, count: int) -> bool:
+        """Return whether `count` slots are free: take them, as if the new ones were made, and give them back."""
+        before, taken = self._slots, list[Slot]()
         try:
-            for _ in range(count):
-                slot, node = self.choose(trial, kind)
-                if slot is None:
-                    if node is None:
-                        return False
-                    memory = main_memory(trial.needs, node)
-                    slot = Slot(None, node, gpus_needed(trial.needs, node), memory_bytes=memory)
-                    self._slots.append(slot)
-                taken.append(slot)
+            while len(taken) < count and (slot := self.choose(trial, kind)):
+                self._slots = list(dict.fromkeys((*self._slots, slot)))
                 slot.trial = trial
-            return True
+                taken.append(slot)
+            return len(taken) == count
         finally:
             for slot in taken:
                 slot.trial = None
@@ -402,14 +386,14 @@ class Slots:
             max(0, node.memory_bytes - int(free.get("memory", 0.0)) - sum(slot.memory_bytes for slot in here)),
         )
 
-    def _room(self, node: Node, gpus: int, memory: int, slots: Sequence[Slot]) -> bool:
-        """Return whether one more actor may be made on `node` in addition to `slots`."""
-        return (not self._limit or len(slots) < self._limit) and self._fits(node, gpus, memory, slots)
+    def _has_room(self, new: Slot, slots: Sequence[Slot]) -> bool:
+        """Return whether an actor may be made in addition to `slots`."""
+        return (not self._limit or len(slots) < self._limit) and self._fits(new, slots)
 
-    def _fits(self, node: Node, gpus: int, memory: int, slots: Sequence[Slot]) -> bool:
-        """Return whether one more actor fits on `node` in addition to `slots` and to what others hold there."""
-        here = [self._held(slot) for slot in slots if slot.node.node_id == node.node_id]
-        return not _exceeds(node, (1, self._cpus, gpus, memory), self._held_by_others(node), *here)
+    def _fits(self, new: Slot, slots: Sequence[Slot]) -> bool:
+        """Return whether an actor fits on its node in addition to `slots` and to what others hold there."""
+        here = [self._held(slot) for slot in slots if slot.node.node_id == new.node.node_id]
+        return not _exceeds(new.node, self._held(new), self._held_by_others(new.node), *here)
 
     def _held(self, slot: Slot) -> Held:
         return (1, self._cpus, slot.gpus, slot.memory_bytes)
@@ -417,8 +401,7 @@ class Slots:
     def _held_by_others(self, node: Node) -> Held:
         """Return what others hold on `node`, by Ray or by what they say, whichever is more."""
         taken, claimed = self._taken.get(node.node_id, NOTHING), self._claimed.get(node.node_id, NOTHING)
-        slots, cpus, gpus, memory = map(max, taken, claimed)
-        return int(slots), float(cpus), int(gpus), int(memory)
+        return tuple(map(max, taken, claimed))
 
     def _spare(self, node: Node, memory: int) -> int:
         """Return the bytes that a new actor holds beyond `memory`: none that a further actor like it would need."""
@@ -429,19 +412,18 @@ class Slots:
         actors = min(node.cpus // self._cpus, node.memory_bytes // memory)
         return max(0, int(min(max(SPARE * memory, SMALL), node.memory_bytes / actors, free)) - memory)
 
-    def _new(self, node: Node, gpus: int, memory: int) -> Slot:
-        while not self._room(node, gpus, memory, self._slots):
+    def _make(self, new: Slot) -> None:
+        """Start an actor, in place of idle ones if need be."""
+        node = new.node
+        while not self._has_room(new, self._slots):
             idle = [slot for slot in self._slots if slot.trial is None]
             self.drop(min(idle, key=lambda slot: slot.node.node_id != node.node_id))
-        memory += self._spare(node, memory)
-        if node.is_agent:
-            actor: Any = self._agents.slot(node, self._cpus, self._target)
-        else:
-            actor = self._start_actor(node, gpus, memory)
-        self._slots.append(Slot(actor, node, gpus, memory_bytes=memory, began=time.monotonic()))
-        return self._slots[-1]
+        new.memory_bytes += self._spare(node, new.memory_bytes)
+        new.actor = self._agents.slot(node, self._cpus, self._target) if node.is_agent else self._start_actor(new)
+        new.began = time.monotonic()
+        self._slots.append(new)
 
-    def _start_actor(self, node: Node, gpus: int, memory: int) -> Any:
+    def _start_actor(self, new: Slot) -> Any:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -449,27 +431,25 @@ class Slots:
             ray.remote(concurrency_groups={"ctl": 2})(TrialActor)  # type: ignore[call-overload]  # not in Ray's types
             .options(
                 num_cpus=self._cpus,
-                num_gpus=gpus,
-                memory=memory,
+                num_gpus=new.gpus,
+                memory=new.memory_bytes,
                 max_restarts=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(new.node.node_id, soft=False),
             )
-            .remote(self._target, self._cpus, {"node": node.name, "profile": node.device})
+            .remote(self._target, self._cpus, {"node": new.node.name, "profile": new.node.device})
         )
 
 
 def _sum(*each: Held) -> Held:
-    slots, cpus, gpus, memory = zip(*each, strict=True)
-    return sum(slots), sum(cpus), sum(gpus), sum(memory)
+    return tuple(map(sum, zip(*each, strict=True)))
 
 
 def _exceeds(node: Node, *each: Held) -> bool:
     """Return whether these together hold more than a node has."""
-    slots, cpus, gpus, memory = _sum(*each)
-    lent = node.cpus >= cpus and node.gpus >= gpus and node.memory_bytes >= memory
-    return not lent or (node.slots is not None and slots > node.slots)
+    lent = math.inf if node.slots is None else node.slots, node.cpus, node.gpus, node.memory_bytes
+    return any(held > most for held, most in zip(_sum(*each), lent, strict=True))
 
 
-def _suits(slot: Slot, gpus: int, memory: int) -> bool:
-    """Return whether an idle actor has the GPUs and the main memory for a trial, and not much more memory."""
-    return slot.gpus == gpus and memory <= slot.memory_bytes <= LOOSE * max(memory, SMALL)
+def _suits(slot: Slot, new: Slot) -> bool:
+    """Return whether an idle actor has the GPUs and the memory that a new one would, and not much more memory."""
+    return slot.gpus == new.gpus and new.memory_bytes <= slot.memory_bytes <= LOOSE * max(new.memory_bytes, SMALL)

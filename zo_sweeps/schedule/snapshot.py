@@ -112,7 +112,7 @@ class Watch(Observer):
         self._predicted = len(planned) == len(trials)
         self._costs = planned if self._predicted else {i: trial.cost for i, trial in trials.items()}
         self._total = sum(self._costs.values())
-        self._done = sum(cost for i, cost in self._costs.items() if i not in sweep.pending.held)
+        self._done = sum(cost for i, cost in self._costs.items() if i not in sweep.queue.held)
 
     def started(self, run: Running) -> None:
         self._since = self._since or time.monotonic()

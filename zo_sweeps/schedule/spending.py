@@ -35,14 +35,6 @@ class Spent:
     joules: float = 0.0
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """What the trials without a result will cost, in wall-clock seconds and joules; None where nothing is known."""
-
-    seconds: float | None = None
-    joules: float | None = None
-
-
 def spent(budget: Budget, standing: Standing, trial_ids: Collection[str], read: Callable[[str], list[Event]]) -> Spent:
     """Return what trials have cost so far, as far as the budget asks.
 
@@ -50,12 +42,19 @@ def spent(budget: Budget, standing: Standing, trial_ids: Collection[str], read: 
         read: trial_id -> the events of its journal. Every journal is read if the budget has joules; if it has hours,
             only those of attempts whose driver was killed.
     """
+
+    def events(trial_id: str) -> list[Event]:
+        try:
+            return read(trial_id)
+        except UserError:  # a damaged journal fails its trial when that is launched
+            return []
+
     seconds = joules = 0.0
     if budget.hours:
         spans = [span for span in standing.spans if span.trial_id in trial_ids]
-        seconds = covered((span.begin, _end(span, read)) for span in spans)
+        seconds = covered((span.begin, _end(span, events)) for span in spans)
     if budget.joules:
-        joules = sum(joules_of(read(trial_id)) for trial_id in trial_ids if trial_id in standing.attempts)
+        joules = sum(joules_of(events(trial_id)) for trial_id in trial_ids if trial_id in standing.attempts)
     return Spent(seconds, joules)
 
 
@@ -73,39 +72,35 @@ def joules_of(events: Iterable[Event]) -> float:
     return sum((report.joules or 0.0 for report in only(Steps, events)), 0.0)
 
 
-def _end(span: Span, read: Callable[[str], list[Event]]) -> float:
+def _end(span: Span, events: Callable[[str], list[Event]]) -> float:
     """Return when an attempt ended; of one whose driver was killed, the time of its last event."""
     if span.end is not None:
         return span.end
-    try:
-        times = [event.time for event in read(span.trial_id)]
-    except UserError:  # a damaged journal fails its trial when that is launched
-        return span.begin
+    times = [event.time for event in events(span.trial_id)]
     return max((at for at in times if span.begin <= at <= span.before), default=span.begin)
 
 
-def over(budget: Budget, trials: int, so_far: Spent, left: Predicted) -> list[str]:
+def over(budget: Budget, trials: int, so_far: Spent, seconds: float | None, joules: float | None) -> list[str]:
     """Return one line for each cap that a sweep cannot hold, as predicted: what it needs, the cap, and what to do.
 
-    `trials` counts those that can run, with or without a result.
+    Args:
+        trials: that can run, with or without a result.
+        seconds, joules: that those without a result will cost, in wall-clock time; None where nothing is known.
     """
-    lines = []
+    needs = []  # (cap, what the plan needs, a cap that would do)
     if budget.trials is not None and trials > budget.trials:
-        lines.append(_over(budget, "trials", f"the plan has {trials} trials", str(trials)))
-    times = (budget.hours, so_far.seconds, left.seconds, HOUR, duration)
-    energies = (budget.joules, so_far.joules, left.joules, 1.0, joules_text)
-    for cap, (most, had, needs, unit, text) in (("hours", times), ("joules", energies)):
-        if most is not None and needs and had + needs > most * unit:
+        needs.append(("trials", f"the plan has {trials} trials", str(trials)))
+    times = (budget.hours, so_far.seconds, seconds, HOUR, duration)
+    energies = (budget.joules, so_far.joules, joules, 1.0, joules_text)
+    for cap, (most, had, more, unit, text) in (("hours", times), ("joules", energies)):
+        if most is not None and more and had + more > most * unit:
             besides = f" more than the {text(had)} it has had" if had else ""
-            lines.append(
-                _over(budget, cap, f"the plan needs about {text(needs)}{besides}", cap_above((had + needs) / unit))
-            )
-    return lines
-
-
-def _over(budget: Budget, cap: str, text: str, needed: str) -> str:
-    fix = f"raise it ({needed} would do), restrict the grid, or give budget.partial=true to run a part"
-    return f"{text}, and budget.{cap}={getattr(budget, cap):g}; {fix}"
+            needs.append((cap, f"the plan needs about {text(more)}{besides}", cap_above((had + more) / unit)))
+    fix = "restrict the grid, or give budget.partial=true to run a part"
+    return [
+        f"{what}, and budget.{cap}={getattr(budget, cap):g}; raise it ({needed} would do), {fix}"
+        for cap, what, needed in needs
+    ]
 
 
 def cap_above(number: float) -> str:
@@ -114,63 +109,21 @@ def cap_above(number: float) -> str:
     return f"{float(digits) if float(digits) >= number else float(f'{number * 1.05:.1e}'):g}"
 
 
-def must_hold(lines: Sequence[str]) -> None:
-    """Raise UserError with the lines of `over`, if there are any."""
-    if lines:
-        raise UserError("; ".join(lines))
-
-
-class Meter:
-    """What a running sweep has spent of its budget.
+class Caps(Observer):
+    """A sweep's budget: at a cap, running trials stop after their step, or no further trial begins.
 
     Args:
-        so_far: by earlier runs.
+        so_far: what earlier runs have spent.
         clock: monotonic seconds.
     """
 
     def __init__(
         self, budget: Budget | None = None, so_far: Spent | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._budget, self._clock = budget or Budget(), clock
+        self._budget, self._clock, self._full = budget or Budget(), clock, ""
         so_far = so_far or Spent()
         self._seconds, self._joules = so_far.seconds, so_far.joules
         self._last = clock()
-
-    def tick(self, busy: bool) -> None:
-        """Count the time since the last call, if a trial was running in it."""
-        now = self._clock()
-        self._seconds += now - self._last if busy else 0.0
-        self._last = now
-
-    def see(self, events: Sequence[Event]) -> bool:
-        """Count the energy of new events of a trial; return whether the budget misses that of one of its steps."""
-        self._joules += joules_of(events)
-        return self._budget.joules is not None and any(report.joules is None for report in only(Steps, events))
-
-    def reached(self) -> str:
-        """Return the cap that stops the running trials, and what was spent; "" if none is reached."""
-        budget = self._budget
-        if budget.hours is not None and self._seconds >= budget.hours * HOUR:
-            return f"budget.hours={budget.hours:g}: {duration(self._seconds)} with running trials, all runs together"
-        if budget.joules is not None and self._joules >= budget.joules:
-            return f"budget.joules={budget.joules:g}: {joules_text(self._joules)} in steps, all runs together"
-        return ""
-
-    def full(self, started: int) -> str:
-        """Return the cap that keeps further trials from being started; "" if none does.
-
-        Args:
-            started: trials that have begun, in any run.
-        """
-        cap = self._budget.trials
-        return f"budget.trials={cap}: {started} trials, all runs together" if cap and started >= cap else ""
-
-
-class Caps(Observer):
-    """A sweep's budget: at a cap, running trials stop after their step, or no further trial begins."""
-
-    def __init__(self, meter: Meter) -> None:
-        self._meter, self._full = meter, ""
 
     def begins(self, sweep: Sweep) -> None:
         self._sweep, self._begun = sweep, sweep.trials.keys() & sweep.ledger.attempts.keys()
@@ -184,7 +137,8 @@ class Caps(Observer):
         self._note(run.trial.trial_id)
 
     def saw(self, run: Running, events: Sequence[Event]) -> None:
-        if self._meter.see(events):
+        self._joules += joules_of(events)
+        if self._budget.joules is not None and any(report.joules is None for report in only(Steps, events)):
             text = f"budget.joules: {run.node} reports no energy, so its trials do not count (said once per sweep)"
             self._sweep.say_once("budget.joules", text)
         self._spend()
@@ -198,26 +152,37 @@ class Caps(Observer):
     def _note(self, begun: str) -> None:
         self._begun.add(begun)
         if self._fills():
-            self._sweep.pending.sort()
+            self._sweep.queue.sort()
 
     def _fills(self) -> bool:
         """Return whether the cap of trials is reached now, and keeps some from starting."""
-        if self._full or not (full := self._meter.full(len(self._begun))):
+        cap, sweep = self._budget.trials, self._sweep
+        if self._full or cap is None or len(self._begun) < cap:
             return False
-        self._full, sweep = full, self._sweep
-        if all(trial.trial_id in self._begun for trial in sweep.pending):
+        self._full = f"budget.trials={cap}: {len(self._begun)} trials, all runs together"
+        if all(trial.trial_id in self._begun for trial in sweep.queue.every):
             return False
-        sweep.stop.over = sweep.stop.over or full
-        sweep.say(f"{full}; no further trial is started")
+        sweep.stop.over = sweep.stop.over or self._full
+        sweep.say(f"{self._full}; no further trial is started")
         return True
 
     def _spend(self) -> None:
-        """Count the time since the last call, and ask the trials to stop where a cap is reached."""
-        stop, running = self._sweep.stop, len(self._sweep.running)
-        self._meter.tick(bool(running))
-        if stop.cancels or not (over := self._meter.reached()):
+        """Count the time since the last call, if a trial was running, and ask the trials to stop at a cap."""
+        stop, running, now = self._sweep.stop, len(self._sweep.running), self._clock()
+        self._seconds += now - self._last if running else 0.0
+        self._last = now
+        if stop.cancels or not (over := self._reached()):
             return
         stop.over = over
         trials = f"{running} running trial{'s' * (running != 1)}"
         self._sweep.say(f"{over}; stopping after the current step of {trials}" if running else over)
         stop.cancel()
+
+    def _reached(self) -> str:
+        """Return the cap that stops the running trials, and what was spent; "" if none is reached."""
+        budget = self._budget
+        if budget.hours is not None and self._seconds >= budget.hours * HOUR:
+            return f"budget.hours={budget.hours:g}: {duration(self._seconds)} with running trials, all runs together"
+        if budget.joules is not None and self._joules >= budget.joules:
+            return f"budget.joules={budget.joules:g}: {joules_text(self._joules)} in steps, all runs together"
+        return ""

@@ -4,7 +4,8 @@ The driver owns the truth. Trials stream events; the driver appends them to the 
 ledger, then starts the next trial. A driver killed at any moment loses at most the events still in their processes; the
 resumed attempt recomputes them from the last scalars, with the same result.
 
-The loop knows queue, retries and transitions; policies are observers (`schedule.observer`).
+The loop knows queue, retries and transitions; policies are observers (`schedule.observer`). The queue is in an order
+that reuses loaded base models, without head-of-line blocking.
 """
 
 from __future__ import annotations
@@ -12,21 +13,20 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.events import End, Event
-from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.core.trial import Needs, Outcome, Trial, TrialState
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.record.journal import outcome as recorded_outcome
-from zo_sweeps.schedule.backend import Backend, Finished, Progress, Report
+from zo_sweeps.schedule.backend import NO_SLOT, Backend, Finished, Progress, Report
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.observer import Observer
 from zo_sweeps.schedule.prediction import MemoryPeaks
-from zo_sweeps.schedule.queue import Pending, ReadyQueue
 from zo_sweeps.schedule.snapshot import Running, Summary
 
 POLL_SECONDS = 0.5
@@ -55,8 +55,8 @@ class Sweep:
         self, trials: Sequence[Trial], backend: Backend, store: JournalStore, ledger: Ledger,
         observers: Sequence[Observer] = (), *,
         rerun: Collection[str] = (), rounds: Mapping[str, int] | None = None,
-        options: Executor = Executor(),  # noqa: B008  # frozen
-        on_events: Callable[[str], None] = lambda trial_id: None, say: Callable[[str], None] = print,
+        options: Executor | None = None, on_events: Callable[[str], None] = lambda trial_id: None,
+        say: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
         self.trials: dict[str, Trial] = {}  # in plan order, the first occurrence of each
         for trial in trials:
@@ -64,9 +64,8 @@ class Sweep:
         check_rerun(rerun, self.trials)
         self.backend, self.store, self.ledger, self.say, self._on_events = backend, store, ledger, say, on_events
         self._observers, self._rerun, self._rounds = observers, rerun, rounds or {}
-        self._options, self.memory = options, MemoryPeaks(self.trials.values(), ledger.outcomes)
-        self.pending = Pending(ReadyQueue(rounds=self._rounds), observers, ledger)
-        self.queue = self.pending.queue
+        self._options, self.memory = options or Executor(), MemoryPeaks(self.trials.values(), ledger.outcomes)
+        self.queue = TrialQueue(observers, ledger, self._rounds)
         self.running: dict[str, Running] = {}
         self.counts: Counter[TrialState] = Counter()
         self.waiting: dict[str, int] = {}  # reason -> number of trials that no node can take
@@ -84,7 +83,7 @@ class Sweep:
         if self.queue and not self.stop.wanted:
             with signals_restored():
                 try:
-                    self.stop.starting()
+                    on_stop(self.stop.interrupt)
                     self.backend.start(self._receive, len(self.queue))
                     self.stop.started()
                     self.say(f"{len(self.queue)} trials to run on {self.backend.describe()}")
@@ -103,7 +102,7 @@ class Sweep:
         before = self.ledger.state(trial.trial_id)
         self._append(trial.trial_id, [End(outcome=outcome)])
         self.ledger.write(trial.trial_id, outcome.state, error=outcome.error, outcome=outcome)
-        self.pending.held.pop(trial.trial_id, None)
+        self.queue.held.pop(trial.trial_id, None)
         self._move(before, outcome.state)
         self._ran += 1
         for observer in self._observers:
@@ -127,10 +126,10 @@ class Sweep:
                 self.counts[state] += 1
                 continue
             self.counts[TrialState.PENDING] += 1
-            self.pending.held[trial_id] = trial
+            self.queue.held[trial_id] = trial
         for observer in self._observers:
             observer.begins(self)
-        self.pending.sort()
+        self.queue.sort()
 
     def _loop(self) -> None:
         while True:
@@ -202,9 +201,9 @@ class Sweep:
         again = state.is_retryable and not final and not self._is_spent(trial.trial_id)
         self._move(before, TrialState.PENDING if again or state is TrialState.PAUSED else state)
         if again:
-            self.pending.offer(trial, first=state is TrialState.LOST)  # a failed one goes behind those that may succeed
+            self.queue.offer(trial, first=state is TrialState.LOST)  # a failed one goes behind those that may succeed
         elif state is TrialState.PAUSED:
-            self.pending.held[trial.trial_id] = trial  # until an observer sorts again
+            self.queue.held[trial.trial_id] = trial  # until an observer sorts again
         elif state is not TrialState.CANCELLED:
             self._ran += 1
             if state is TrialState.LOST:  # no process was left to write this to the journal
@@ -233,6 +232,105 @@ def check_rerun(rerun: Collection[str], trials: Collection[str]) -> None:
             raise unknown("state or trial of this sweep", name, known, where="--rerun")
 
 
+Group = tuple[str, Needs, str, frozenset[str]]
+
+
+class TrialQueue:
+    """The trials without a result that do not run: ready ones, and those that an observer holds back.
+
+    The ready ones are in plan order, in groups of the same base model, needs, memory key and nodes to avoid. The trials
+    of a group are interchangeable to a backend, so a choice costs O(groups), not O(trials), and a group that fits on no
+    node now is skipped. Length and iteration are of the ready ones.
+
+    Args:
+        rounds: the round in which each trial_id is due, ascending; {}: one round.
+
+    Attributes:
+        held: those that are held back, by trial_id.
+    """
+
+    def __init__(self, observers: Sequence[Observer], ledger: Ledger, rounds: Mapping[str, int]) -> None:
+        self._observers, self._ledger, self._rounds = observers, ledger, rounds
+        self.held: dict[str, Trial] = {}
+        self._avoided: dict[str, frozenset[str]] = {}  # trial_id -> the nodes where it was lost
+        self._groups: dict[Group, deque[Trial]] = {}
+        self._running: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return sum(len(group) for group in self._groups.values())
+
+    def __iter__(self) -> Iterator[Trial]:
+        for group in self._groups.values():
+            yield from group
+
+    @property
+    def every(self) -> list[Trial]:
+        """The trials, ready or not."""
+        return [*self, *self.held.values()]
+
+    def offer(self, trial: Trial, *, first: bool = False) -> None:
+        """Put a trial, or hold it back with the reason in the ledger."""
+        ledger, trial_id = self._ledger, trial.trial_id
+        reason, known = self._reason(trial), ledger.held.get(trial_id, "")
+        if reason != known and ledger.state(trial_id) is TrialState.PENDING:
+            ledger.write(trial_id, TrialState.PENDING, error=reason)
+        if reason:
+            self.held[trial_id] = trial
+        else:
+            self.held.pop(trial_id, None)
+            self.put(trial, first=first)
+
+    def sort(self) -> None:
+        """Ask the observers again which trials may start; call it when the answer of one has changed."""
+        withdrawn = {trial.trial_id: trial for trial in self if self._reason(trial)}
+        for key, group in self._groups.items():
+            self._groups[key] = deque(trial for trial in group if trial.trial_id not in withdrawn)
+        for trial in (*withdrawn.values(), *self.held.values()):
+            self.offer(trial, first=self._ledger.state(trial.trial_id) is TrialState.PAUSED)
+
+    def _reason(self, trial: Trial) -> str:
+        return next((reason for observer in self._observers if (reason := observer.ready(trial))), "")
+
+    def put(self, trial: Trial, *, first: bool = False) -> None:
+        """Add a trial at the end of its group, or at its front; a new group then comes before its equals."""
+        away = self._avoided.get(trial.trial_id, frozenset())
+        key = trial.warm_key, trial.needs, trial.memory_key, away
+        if first and not self._groups.get(key):
+            self._groups = {key: deque(), **{other: group for other, group in self._groups.items() if other != key}}
+        group = self._groups.setdefault(key, deque())
+        group.appendleft(trial) if first else group.append(trial)
+
+    def avoid(self, trial: Trial, node: str) -> None:
+        """Note where a trial was lost, before it is put again: it may go to other nodes than those alike."""
+        self._avoided[trial.trial_id] = self._avoided.get(trial.trial_id, frozenset()) | {node}
+
+    def take(self, fit: Callable[[Trial], int]) -> Trial | None:
+        """Remove and return the next trial to start; None when `fit` (as in Backend) finds no slot for any.
+
+        The earliest round comes first. In it, a trial that names its device, because the others have more choice; then
+        one whose base model a free slot holds, then the base model with the fewest running trials (so that slots spread
+        over base models and each slot loads few), then plan order. Call `left` when the trial has ended.
+        """
+        ranks: list[tuple[tuple[int, bool, int, int], deque[Trial]]] = []
+        for (warm_key, needs, *_), group in self._groups.items():
+            if group and (warmth := fit(group[0])) != NO_SLOT:
+                due = -self._rounds.get(group[0].trial_id, 0)
+                ranks.append(((due, needs.device != "auto", warmth, -self._running[warm_key]), group))
+        if not ranks:
+            return None
+        trial = max(ranks, key=lambda rank: rank[0])[1].popleft()
+        self._running[trial.warm_key] += 1
+        return trial
+
+    def left(self, trial: Trial) -> None:
+        """Note that a trial from `take` has stopped running."""
+        self._running[trial.warm_key] -= 1
+
+    def heads(self) -> list[tuple[Trial, int]]:
+        """Return the first trial of every group and the number of trials in it."""
+        return [(group[0], len(group)) for group in self._groups.values() if group]
+
+
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -254,7 +352,8 @@ class Stop:
     """
 
     def __init__(self, cancel_all: Callable[[], None]) -> None:
-        self._cancel_all, self._runs = cancel_all, False
+        self._cancel_all = cancel_all
+        self._runs = False  # till then a signal is kept: Ray does not survive an exception in the middle of its start
         self.interrupted = self.cancelled = False
         self.failing = self.over = ""
 
@@ -273,19 +372,15 @@ class Stop:
         self.cancelled = True
         self._cancel_all()
 
-    def starting(self) -> None:
-        """Keep a signal until `started`: Ray does not survive an exception in the middle of its start."""
-        self._runs = False
-        on_stop(self._interrupt)
-
     def started(self) -> None:
-        """Handle signals from now on, as Ray has set handlers of its own, and the one that was kept."""
+        """Cancel at a signal from now on, as Ray has set handlers of its own, and at one that came before."""
         self._runs = True
-        on_stop(self._interrupt)
+        on_stop(self.interrupt)
         if self.interrupted:
             self._cancel_all()
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """Take a signal."""
         if self.interrupted:
             raise KeyboardInterrupt
         self.interrupted = True  # an observer reports it: printing is not safe in a signal handler

@@ -10,6 +10,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.place import BUSY
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.core.units import bytes_text
+from zo_sweeps.devices import probe
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.ledger import read_standing
@@ -26,21 +27,22 @@ def for_this_host(plan: Plan) -> Plan:
     """
     options = plan.config.executor
     must_share(options, plan.trials)
-    plan = _of_logs(_corrected(plan))
-    if plan.config.cluster.address:
-        return plan
-    from zo_sweeps.devices.probe import probe
-
-    host = probe()
-    lent = host["cores"], len(host["gpus"]), host["memory_bytes"]
-    node = Node("", "this host", host["profile"], *lent, programs=host["executorch"], tools=frozenset(host["tools"]))
-    every = {trial_id: replace(trial, needs=_divided(trial.needs, node)) for trial_id, trial in plan.every.items()}
+    measured = MemoryPeaks(plan.every.values(), read_standing(plan.config.folder).outcomes)
+    every = {trial_id: measured.corrected(trial) for trial_id, trial in plan.every.items()}
     reasons, remarks = dict(plan.reasons), dict(plan.remarks)
-    for trial_id, trial in every.items():
-        if found := tuple(_reasons(trial.needs, node, options.cpus_per_trial)):
-            reasons[trial_id] = (*reasons.get(trial_id, ()), *found)
-        elif trial.needs.gpus > 1:
-            remarks[trial_id] = (*remarks.get(trial_id, ()), f"needs {_gpus(trial.needs, node)}")
+    for trial_id, why in _of_logs(plan):
+        reasons[trial_id] = (*reasons.get(trial_id, ()), why)
+    if not plan.config.cluster.address:
+        host = probe.probe()
+        lent, tools = (host["cores"], len(host["gpus"]), host["memory_bytes"]), frozenset(host["tools"])
+        node = Node("", "this host", host["profile"], *lent, programs=host["executorch"], tools=tools)
+        for trial_id, trial in every.items():
+            needs = _divided(trial.needs, node)
+            every[trial_id] = replace(trial, needs=needs)
+            if found := tuple(_reasons(needs, node, options.cpus_per_trial)):
+                reasons[trial_id] = (*reasons.get(trial_id, ()), *found)
+            elif needs.gpus > 1:
+                remarks[trial_id] = (*remarks.get(trial_id, ()), f"needs {_gpus(needs, node)}")
     trials = tuple(every[trial.trial_id] for trial in plan.trials if trial.trial_id not in reasons)
     return replace(plan, trials=trials, every=every, reasons=reasons, remarks=remarks)
 
@@ -78,9 +80,7 @@ def crowded(plan: Plan) -> list[str]:
     """
     if plan.config.cluster.address:
         return []
-    from zo_sweeps.devices.probe import busy_cores, cores
-
-    here, busy, threads, lines = cores(), busy_cores(), plan.config.executor.threads, []
+    here, busy, threads, lines = probe.cores(), probe.busy_cores(), plan.config.executor.threads, []
     if threads > here:
         lines.append(
             f"the executor's options ask for {threads} threads at a time on {here} cores, and trials that wait for a "
@@ -104,24 +104,14 @@ def must_have_work(plan: Plan) -> None:
     raise UserError(f"none of the {len(plan.every)} trials of grid {plan.name!r} can run here:{listed}")
 
 
-def _of_logs(plan: Plan) -> Plan:
-    """Return the plan with a reason for each trial whose `device.log` is of another trial of the plan."""
+def _of_logs(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield (trial_id, why it cannot run) of each trial whose `device.log` is of another trial of the plan."""
     devices = {trial_id: TrialConfig.of(trial.config).device for trial_id, trial in plan.every.items()}
     owners = {
         device.log: runtime.trial_of_log(Path(device.log))
         for device in devices.values()
         if device.log and (runtime := device.installed_runtime)
     }
-    reasons = dict(plan.reasons)
     for trial_id, device in devices.items():
         if (owner := owners.get(device.log or "", "")) in plan.every and owner != trial_id:
-            reasons[trial_id] = (*reasons.get(trial_id, ()), f"device.log is of {plan.every[owner].label}")
-    trials = tuple(trial for trial in plan.trials if trial.trial_id not in reasons)
-    return replace(plan, trials=trials, reasons=reasons)
-
-
-def _corrected(plan: Plan) -> Plan:
-    standing = read_standing(plan.config.folder)
-    measured = MemoryPeaks(plan.every.values(), standing.outcomes)
-    every = {trial_id: measured.corrected(trial) for trial_id, trial in plan.every.items()}
-    return replace(plan, trials=tuple(every[trial.trial_id] for trial in plan.trials), every=every)
+            yield trial_id, f"device.log is of {plan.every[owner].label}"

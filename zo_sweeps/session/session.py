@@ -27,7 +27,7 @@ from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.prediction import OPERATIONS, TimePredictions, predictions, slots_here, this_device
 from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Summary, Watch
-from zo_sweeps.schedule.spending import Caps, Meter, must_hold
+from zo_sweeps.schedule.spending import Caps
 from zo_sweeps.schedule.sweep import Sweep
 from zo_sweeps.schedule.this_host import crowded, for_this_host
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown
@@ -137,7 +137,8 @@ def run(
     if plan.config.budget.has_cap and not plan.config.budget.partial:
         if plan.config.budget.hours is not None:  # with a prediction, if there can be one
             predictions_of(plan, read_standing(plan.config.folder), view)
-        must_hold(plan_facts(plan).over_budget)
+        if over := plan_facts(plan).over_budget:
+            raise UserError("; ".join(over))
     state_dir, plan = plan.config.folder.resolve(), beside_written(plan, composer)
     sweep_id, executor = _sweep_id(plan), plan.config.executor
     with hooks.Hooks(plan.config.on, plan.name, state_dir, view.say) as called:
@@ -163,7 +164,7 @@ def run(
                     store,
                     ledger,
                     (
-                        Caps(Meter(plan.config.budget, spent(plan, ledger))),
+                        Caps(plan.config.budget, spent(plan, ledger)),
                         OneCause({block: plan.grid.label(block) for block in plan.grid.blocks}),
                         Remarks(),
                         Waits(),

@@ -20,7 +20,7 @@ FILES = (
     "plan/__init__",
     *("record/__init__", "record/journal", "record/spent"),
     "results/__init__",
-    *("schedule/__init__", "schedule/backend", "schedule/cluster", "schedule/placement", "schedule/ray_tls"),
+    *("schedule/__init__", "schedule/backend", "schedule/cluster", "schedule/placement"),
 )
 OF_AGENT = ("__init__", "agent_facts", "codes", "command", "known_answers", "lease_contents", "protocol")
 NOT = {"model.safetensors"}

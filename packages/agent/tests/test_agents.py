@@ -241,14 +241,16 @@ def test_slots_of_agents() -> None:
     """One trial at a time where one slot is lent, an idle slot only while it is lent, no trial of several processes."""
     slots = Slots("", Executor(), ClusterAgents(), Claim(""))
     slots.see([BOARD], {})
-    assert slots.choose(TRIAL) == (None, BOARD)
+    new = slots.choose(TRIAL)
+    assert new is not None
+    assert (new.actor, new.node) == (None, BOARD)
     busy = Slot(None, BOARD, 0, trial=TRIAL)
     slots._slots.append(busy)
-    assert slots.choose(TRIAL) == (None, None)
+    assert slots.choose(TRIAL) is None
     busy.trial = None
-    assert slots.choose(TRIAL) == (busy, None)
+    assert slots.choose(TRIAL) is busy
     slots.see([replace(BOARD, leased=1)], {})
-    assert slots.choose(TRIAL) == (None, None), "another driver took it"
+    assert slots.choose(TRIAL) is None, "another driver took it"
     shared = replace(TRIAL, shared_steps=SharedSteps(4))
     team = Slots("", Executor(workers=2), ClusterAgents(), Claim(""))
     team.see([replace(BOARD, slots=4), replace(HOST, cpus=4)], {})
