@@ -90,26 +90,17 @@ class Gpu:
         """Return the GPU's power; the reading is in milliwatts."""
         return self._read("nvmlDeviceGetPowerUsage", ctypes.c_uint()) / 1e3
 
-    def celsius(self) -> float:
-        """Return the temperature of the GPU's die."""
-        return float(self._read("nvmlDeviceGetTemperature", ctypes.c_uint(), TEMPERATURE_GPU))
-
-    def mhz(self) -> float:
-        """Return the clock of the streaming multiprocessors."""
-        return float(self._read("nvmlDeviceGetClockInfo", ctypes.c_uint(), CLOCK_SM))
-
-    def throttled(self) -> tuple[str, ...]:
-        """Return the causes, "heat" and "power", that keep the clocks down now."""
-        bits = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong())
-        power = POWER & ~HARDWARE if bits & HEAT else POWER
-        return tuple(cause for cause, mask in (("heat", HEAT), ("power", power)) if bits & mask)
-
     def read(self) -> dict[str, Any]:
-        """Return `celsius`, `mhz` and `throttled` as they are now, those that this GPU has."""
+        """Return those that this GPU has of `celsius`, `mhz`, and `throttled`: the causes that keep the clocks down."""
         report: dict[str, Any] = {}
-        for name, reading in {"celsius": self.celsius, "mhz": self.mhz, "throttled": self.throttled}.items():
-            with contextlib.suppress(UnreadableError):
-                report[name] = reading()
+        with contextlib.suppress(UnreadableError):
+            report["celsius"] = float(self._read("nvmlDeviceGetTemperature", ctypes.c_uint(), TEMPERATURE_GPU))
+        with contextlib.suppress(UnreadableError):
+            report["mhz"] = float(self._read("nvmlDeviceGetClockInfo", ctypes.c_uint(), CLOCK_SM))
+        with contextlib.suppress(UnreadableError):
+            bits = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong())
+            causes = {"heat": HEAT, "power": POWER & ~HARDWARE if bits & HEAT else POWER}
+            report["throttled"] = tuple(cause for cause, mask in causes.items() if bits & mask)
         return report
 
     def _read(self, name: str, value: Any, *arguments: int) -> int:
@@ -145,10 +136,8 @@ class Counter:
     definition = ""
     has_cpu = True
     period = 0.0
-
-    def __init__(self) -> None:
-        self._last: tuple[float, float] | None = None  # (seconds, joules)
-        self._ticker: Ticker | None = None
+    _last: tuple[float, float] | None = None  # (seconds, joules)
+    _ticker: Ticker | None = None
 
     def joules(self) -> float:
         """Return the counter. Raises UnreadableError."""
@@ -214,7 +203,6 @@ class Integral(Counter):
         has_cpu: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__()
         self.definition, self.has_cpu = f"{definition}; sampled every {PERIOD:g} s and integrated", has_cpu
         self._power, self._clock, self._lock = power, clock, threading.Lock()
         self._sum = 0.0
@@ -244,7 +232,6 @@ class Rapl(Counter):
     """
 
     def __init__(self, sys: Path = SYS) -> None:
-        super().__init__()
         named = {zone: text(zone / "name") for zone in sorted(sys.glob("class/powercap/intel-rapl:*"))}
         kinds = {zone: name.split("-")[0] for zone, name in named.items() if name.startswith(("package", "dram"))}
         if "package" not in kinds.values():
@@ -284,7 +271,6 @@ class NvmlCounter(Counter):
     AGES = 20
 
     def __init__(self, gpu: Gpu, clock: Callable[[], float] = time.perf_counter) -> None:
-        super().__init__()
         self._gpu, self._clock = gpu, clock
         self._joules, self._until = 0.0, -math.inf
         self.joules()

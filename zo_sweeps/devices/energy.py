@@ -28,7 +28,7 @@ class EnergyMeter:
 
     def __init__(self, counter: Counter | None, condition: HostCondition | Gpu | None = None, reason: str = "") -> None:
         self._counter, self._condition, self.reason = counter, condition, reason
-        self._own = _OwnWork()
+        self._cpu = cpu_seconds()
 
     @classmethod
     def of(cls, device: Any, sys: Path = SYS) -> EnergyMeter:
@@ -80,8 +80,11 @@ class EnergyMeter:
         machine spent since the last report, if the joules are of its processor.
         """
         report = {} if self._condition is None else self._condition.read()
-        if self._counter is not None and self._counter.has_cpu and (share := self._own.share()) is not None:
-            report["own_share"] = share
+        if self._counter is not None and self._counter.has_cpu:
+            (own, every), last = cpu_seconds(), self._cpu
+            if every > last[1]:
+                self._cpu = (own, every)
+                report["own_share"] = min(1.0, (own - last[0]) / (every - last[1]))
         return report
 
     def __enter__(self) -> EnergyMeter:
@@ -92,20 +95,6 @@ class EnergyMeter:
     def __exit__(self, *_: object) -> None:
         if self._counter is not None:
             self._counter.stop()
-
-
-class _OwnWork:
-    """This process's part of the machine's busy CPU time, from one call to the next."""
-
-    def __init__(self) -> None:
-        self._last = cpu_seconds()
-
-    def share(self) -> float | None:
-        (own, every), last = cpu_seconds(), self._last
-        if every <= last[1]:
-            return None
-        self._last = (own, every)
-        return min(1.0, (own - last[0]) / (every - last[1]))
 
 
 def _uuid(device: Any) -> str:
