@@ -353,13 +353,7 @@ class MaskedLanguageModel(CausalModel):
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Return the last hidden states, [N, T, D]; those at padding are meaningless. Tokens attend to all others.
-
-        Args:
-            input_ids: [N, T].
-            attention_mask: [N, T], 1 at tokens; None when no row is padded.
-            positions: must be None: a row is one text.
-        """
+        """Return the last hidden states, as a causal model; tokens attend to all others, and a row is one text."""
         assert positions is None, "each text of a masked model needs a row of its own"
         base: Any = self.module.base_model
         states: Tensor = base(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state

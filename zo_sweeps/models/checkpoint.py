@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import folder_at
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.models import families
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # any one of these sets
 INDEX = "model.safetensors.index.json"
+SHARD = 2**28  # bytes of a file that is written here, at least, except the last
 HEADS = {False: ("ForCausalLM", "LMHeadModel"), True: ("ForMaskedLM",)}  # class name endings, by `Arch.masked`
 
 
@@ -153,6 +157,18 @@ def _weight_files(folder: Path, where: str) -> tuple[Path, ...]:
             ".save_pretrained(new)` writes safetensors",
         )
     raise UserError("no weights (model.safetensors)", where=where)
+
+
+def in_shards(groups: Iterable[Mapping[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Yield tensors on the CPU by the file that holds them; each mapping is emptied when the next one is asked for."""
+    held: dict[str, Tensor] = {}
+    for group in groups:
+        held |= group
+        if sum(tensor.nbytes for tensor in held.values()) >= SHARD:
+            yield held
+            held.clear()
+    if held:
+        yield held
 
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"

@@ -70,16 +70,14 @@ def is_masked(kind: str, config: Mapping[str, Any]) -> bool:
 
     Raises UserError for a type that transformers does not have, or has only as something else than a language model.
     """
-    from transformers.models.auto.configuration_auto import (  # type: ignore[attr-defined]  # not in its __all__
-        CONFIG_MAPPING_NAMES,
-    )
+    from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     )
 
-    if kind not in CONFIG_MAPPING_NAMES:
-        close = difflib.get_close_matches(kind, CONFIG_MAPPING_NAMES, n=1)
+    if kind not in CONFIG_MAPPING:
+        close = difflib.get_close_matches(kind, CONFIG_MAPPING, n=1)
         fix = f"did you mean {close[0]!r}?" if close else "use one that this version of transformers has"
         raise UserError(f"unknown model family {kind!r}", where="model.arch", fix=fix)
     causal, masked = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES

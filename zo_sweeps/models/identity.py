@@ -76,7 +76,6 @@ def unreachable(repo: str, revision: str) -> str:
 
 def ask_hub_again() -> None:
     """Ask again at the next question: for a process that outlives a network."""
-    _answers.cache_clear()
     _head.cache_clear()
 
 
@@ -95,15 +94,8 @@ def _cached(repo: str, name: str, revision: str) -> Path | None:
 def _probe(repo: str, name: str, revision: str) -> int:
     from huggingface_hub import constants
 
-    if not _answers(constants.ENDPOINT):
-        return 0
-    return _head(f"{constants.ENDPOINT}/{repo}/resolve/{revision}/{name}")
-
-
-@cache
-def _answers(endpoint: str) -> bool:
-    """Tell whether the hub answers; asked once per process, so that ten hub models wait for one timeout, not ten."""
-    return _head(endpoint) != 0
+    # The hub itself goes first, so that ten models wait for one timeout, not ten.
+    return _head(constants.ENDPOINT) and _head(f"{constants.ENDPOINT}/{repo}/resolve/{revision}/{name}")
 
 
 @cache

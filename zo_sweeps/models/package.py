@@ -22,6 +22,7 @@ from zo_sweeps.core.host import version_of
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import Precision
+from zo_sweeps.models.checkpoint import in_shards
 from zo_sweeps.models.gguf import SUFFIX
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from zo_sweeps.models.mask_store import StoredMask
 
 FILE, MASK, CODES = "package.json", "mask.safetensors", "codes-"
-SHARD = 2**28  # bytes of codes per file, at least, except the last
 
 Codes = tuple[str, Mapping[str, "Tensor"]]  # a layer's qualified name, and the buffers of its codes
 
@@ -89,10 +89,11 @@ class Package:
         for name in sorted(name for name in self.contents.files if name.startswith(CODES)):
             with safe_open(str(self.folder / name), "pt", device=str(device)) as file:
                 of_layer: dict[str, list[str]] = {}
-                for key in file.keys():  # noqa: SIM118  # `file` is no mapping
+                keys: list[str] = file.keys()
+                for key in keys:
                     of_layer.setdefault(key.rpartition(".")[0], []).append(key)
-                for layer, keys in of_layer.items():
-                    yield layer, {key.rpartition(".")[2]: file.get_tensor(key) for key in keys}
+                for layer, own in of_layer.items():
+                    yield layer, {key.rpartition(".")[2]: file.get_tensor(key) for key in own}
 
     def mask(self) -> StoredMask:
         """Return the mask, and the values of its entries in the plain weights."""
@@ -178,24 +179,12 @@ def _write_codes(folder: Path, codes: Iterable[Codes]) -> set[str]:
     """Write the codes; return the prefixes of the tensors in a `state_dict` that they replace."""
     from safetensors.torch import save_file
 
-    coded: set[str] = set()
-    held: dict[str, Tensor] = {}
-    written = 0
-
-    def flush() -> None:
-        nonlocal written
-        written += 1
-        save_file(held, str(folder / f"{CODES}{written:05}.safetensors"))
-        held.clear()
-
-    for layer, buffers in codes:
-        coded |= {f"{layer}.weight", f"{layer}.codes."}
-        held |= {f"{layer}.{name}": buffer.cpu().contiguous() for name, buffer in buffers.items()}
-        if sum(tensor.nbytes for tensor in held.values()) >= SHARD:
-            flush()
-    if held:
-        flush()
-    return coded
+    layers: set[str] = set()
+    groups = ({f"{layer}.{name}": one.cpu().contiguous() for name, one in buffers.items()} for layer, buffers in codes)
+    for number, held in enumerate(in_shards(groups), start=1):
+        save_file(held, str(folder / f"{CODES}{number:05}.safetensors"))
+        layers |= {name.rpartition(".")[0] for name in held}
+    return {f"{layer}.{part}" for layer in layers for part in ("weight", "codes.")}
 
 
 def _describe(folder: Path, contents: PackageContents) -> None:

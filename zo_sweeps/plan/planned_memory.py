@@ -28,7 +28,6 @@ from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.evaluation import GENERATED_TOGETHER, SCORED_TOKENS
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.tasks import data
-from zo_sweeps.tasks.chat import chat_of
 from zo_sweeps.tasks.encode import (
     MASKED_EDGES,
     Prompt,
@@ -42,7 +41,7 @@ from zo_sweeps.tasks.encode import (
     word_of,
 )
 from zo_sweeps.tasks.spec import TaskSpec
-from zo_sweeps.tasks.templates import uses
+from zo_sweeps.tasks.templates import chat_of, uses
 
 if TYPE_CHECKING:
     from zo_sweeps.models.identity import ModelStatus

@@ -38,12 +38,12 @@ from zo_sweeps.models.load import divide, load
 from zo_sweeps.run.gradients import sensitive_mask
 from zo_sweeps.run.packages import prepared
 from zo_sweeps.run.recorder import Recorder
-from zo_sweeps.tasks.chat import chat_of
 from zo_sweeps.tasks.data import Row, digest_rows, facts, load_splits, mark
 from zo_sweeps.tasks.encode import Demonstrator, EncodedExample, demonstration, encode, encode_masked
 from zo_sweeps.tasks.kinds.verified import Verified
 from zo_sweeps.tasks.scoring import ModelAnswers, compared, cut, evaluate, right
 from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.tasks.templates import chat_of
 from zo_sweeps.tasks.verifier import Verifier
 
 

@@ -11,8 +11,8 @@ from jinja2 import TemplateError
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.tasks import templates
-from zo_sweeps.tasks.chat import Solved, chat_of
 from zo_sweeps.tasks.spec import MASK, TaskSpec
+from zo_sweeps.tasks.templates import Solved, chat_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
     try:
         masked = spec.objective.masked
         text = templates.fill(spec.template, {**row, "mask": MASK} if masked else row)
-        options = tuple(templates.fill(option, item) for item in _items(spec, row) for option in spec.options)
+        items = [{**row, "item": item} for item in row[spec.each]] if spec.each else [row]
+        options = tuple(templates.fill(option, item) for item in items for option in spec.options)
     except (TemplateError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         where = f"task {spec.name!r}, dialect {spec.dialect!r}"
         raise UserError(f"the template does not fit a row ({error})", where=where) from error
@@ -51,11 +52,6 @@ def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
             f"the text contains {MASK} {text.count(MASK)} times, not once", where=f"a row of task {spec.name!r}"
         )
     return Prompt(text, options, spec.gold(row), spec.references(row), spec.golds(row), spec.value(row))
-
-
-def _items(spec: TaskSpec, row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the rows that fill the option templates: one, or with `each` one per item."""
-    return [{**row, "item": item} for item in row[spec.each]] if spec.each else [row]
 
 
 MASKED_EDGES = 3  # tokens of a masked model's row besides the text: its two ends and the mask
@@ -160,19 +156,10 @@ def encode_prompt(
         kept = (*front, *ids[-room:])
         # The first id of a sequence cannot be predicted: nothing precedes it.
         candidates.append(EncodedCandidate(kept, min(answer_length, len(kept) - 1)))
-    check_different(spec, candidates)
     if before:
         prompt_ids = token_ids(tokenizer, shown)
-    return EncodedExample(
-        candidates=tuple(candidates),
-        gold=prompt.gold,
-        references=prompt.references,
-        prompt_ids=(*front, *prompt_ids[-room:]),
-        text=text,
-        golds=prompt.golds,
-        value=prompt.value,
-        truncated=truncated or len(prompt_ids) > room,
-    )
+    truncated = truncated or len(prompt_ids) > room
+    return _example(spec, prompt, candidates, (*front, *prompt_ids[-room:]), text, truncated)
 
 
 def _encode_turns(
@@ -202,16 +189,31 @@ def _encode_turns(
             ids, cut = without_surplus(ids, surplus)
             ids, begin, truncated = ids[:max_length], begin - cut, True
         candidates.append(EncodedCandidate(ids, len(ids) - begin))
-    check_different(spec, candidates)
+    kept, _ = without_surplus(prompt_ids, max(len(prompt_ids) - room, 0))
+    return _example(spec, prompt, candidates, kept, text, truncated)
+
+
+def _example(
+    spec: TaskSpec,
+    prompt: Prompt,
+    candidates: Sequence[EncodedCandidate],
+    prompt_ids: tuple[int, ...],
+    text: str,
+    truncated: bool,
+) -> EncodedExample:
+    """Return the example of a prompt.
+
+    Raises UserError if two of a task's own options are the same tokens: their loss has no gradient. Options that a row
+    brings along may be equal: any right one counts.
+    """
+    if not spec.kind.own_options and len({candidate.ids for candidate in candidates}) < len(candidates):
+        raise UserError(
+            f"two of the options {', '.join(map(repr, spec.options))} are the same tokens for this model",
+            where=f"task {spec.name!r} ({spec.dialect})",
+            fix="give them other words, or, if they are cut, a larger train.max_length",
+        )
     return EncodedExample(
-        candidates=tuple(candidates),
-        gold=prompt.gold,
-        references=prompt.references,
-        prompt_ids=without_surplus(prompt_ids, max(len(prompt_ids) - room, 0))[0],
-        text=text,
-        golds=prompt.golds,
-        value=prompt.value,
-        truncated=truncated,
+        tuple(candidates), prompt.gold, prompt.references, prompt_ids, text, prompt.golds, prompt.value, truncated
     )
 
 
@@ -259,20 +261,6 @@ def room_of(spec: TaskSpec, max_length: int, front: int = 0) -> int:
     return room
 
 
-def check_different(spec: TaskSpec, candidates: Sequence[EncodedCandidate]) -> None:
-    """Raise UserError if two of a task's own options are the same tokens: their loss has no gradient.
-
-    Options that a row brings along may be equal: any right one counts.
-    """
-    if spec.kind.own_options or len({candidate.ids for candidate in candidates}) == len(candidates):
-        return
-    raise UserError(
-        f"two of the options {', '.join(map(repr, spec.options))} are the same tokens for this model",
-        where=f"task {spec.name!r} ({spec.dialect})",
-        fix="give them other words, or, if they are cut, a larger train.max_length",
-    )
-
-
 def length(
     spec: TaskSpec,
     row: Mapping[str, Any],
@@ -302,6 +290,7 @@ def demonstration(spec: TaskSpec, row: Mapping[str, Any]) -> Solved:
     return Solved(prompt.text, prompt.options[prompt.gold])
 
 
+@dataclass(frozen=True)
 class Demonstrator:
     """An encoder of rows with k demonstrations from the train split before them, or as many as fit.
 
@@ -315,23 +304,17 @@ class Demonstrator:
         tokenizer, max_length, front: as for `encode`.
     """
 
-    def __init__(
-        self,
-        spec: TaskSpec,
-        solved: Sequence[Solved],
-        k: int,
-        seed: int,
-        tokenizer: Any,
-        max_length: int,
-        *,
-        front: tuple[int, ...] = (),
-    ) -> None:
-        self.spec, self.solved, self.k, self.seed = spec, solved, min(k, len(solved)), seed
-        self.tokenizer, self.max_length, self.front = tokenizer, max_length, front
+    spec: TaskSpec
+    solved: Sequence[Solved]
+    k: int
+    seed: int
+    tokenizer: Any
+    max_length: int
+    front: tuple[int, ...] = ()
 
     def encode(self, row: Mapping[str, Any], split: str, index: int) -> EncodedExample:
         """Encode the row at `index` of `split` after its demonstrations. Raises UserError as `encode` does."""
-        chosen = random.Random(f"icl/{self.seed}/{split}/{index}").sample(self.solved, self.k)
+        chosen = random.Random(f"icl/{self.seed}/{split}/{index}").sample(self.solved, min(self.k, len(self.solved)))
         while chosen:
             over = length(self.spec, row, self.tokenizer, front=self.front, before=chosen) - self.max_length
             if over <= 0:
@@ -359,12 +342,9 @@ def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_le
     kept_right = min(len(right), max(room // 2, room - len(left)))
     left, right = left[max(0, len(left) - (room - kept_right)) :], right[:kept_right]
     ids = (tokenizer.bos_token_id, *left, tokenizer.mask_token_id, *right, tokenizer.eos_token_id)
-    candidates = tuple(
-        EncodedCandidate((*ids, word_of(spec, tokenizer, option)), 1, mask_at=len(left) + 1)
-        for option in prompt.options
-    )
-    check_different(spec, candidates)
-    return EncodedExample(candidates, prompt.gold, (), ids, prompt.text, prompt.golds, prompt.value, truncated)
+    words = (word_of(spec, tokenizer, option) for option in prompt.options)
+    candidates = [EncodedCandidate((*ids, word), 1, mask_at=len(left) + 1) for word in words]
+    return _example(spec, prompt, candidates, ids, prompt.text, truncated)
 
 
 def sides(text: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
