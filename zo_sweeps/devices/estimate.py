@@ -60,25 +60,15 @@ def direction_numbers(arch: Arch, rank: int) -> int:
 
 @dataclass(frozen=True)
 class Batches:
-    """The rows of a trial's largest forwards.
+    """The rows of a trial's largest forwards."""
 
-    Args:
-        longest: tokens of the longest text.
-        step: of a training step, at each point.
-        scoring: of dev and test; none: no rows are scored.
-        points: points per forward of a step.
-        all_logits: whether a step computes the logits of every position, not only one per text.
-        longest_row: tokens of the longest row, behind which a prefix is masked; 0: `longest`.
-        generated: of the largest generation; none: nothing is generated.
-    """
-
-    longest: int
-    step: ForwardRows
-    scoring: ForwardRows = NO_ROWS
-    points: int = 1
-    all_logits: bool = False
-    longest_row: int = 0
-    generated: GeneratedRows = NOTHING
+    longest: int  # tokens of the longest text
+    step: ForwardRows  # of a training step, at each point
+    scoring: ForwardRows = NO_ROWS  # of dev and test
+    points: int = 1  # per forward of a step
+    all_logits: bool = False  # whether a step computes the logits of every position, not only one per text
+    longest_row: int = 0  # tokens of the longest row, behind which a prefix is masked; 0: `longest`
+    generated: GeneratedRows = NOTHING  # of the largest generation
 
     @property
     def places(self) -> float:
@@ -207,21 +197,14 @@ def _gated(arch: Arch) -> bool:
 
 @dataclass(frozen=True)
 class _Forwards:
-    """F of `memory_by_part`: the parts at the largest moment of a forward.
-
-    Args:
-        value_bytes: of an activation; rank: of factors beside the projections, 0 for none.
-        longest: tokens of the longest text.
-        decoded: bytes of a matrix that is stored as codes, while it is multiplied.
-        attended: length of a row of the attention's mask, with the prefix; 0: there is none.
-    """
+    """F of `memory_by_part`: the parts at the largest moment of a forward."""
 
     arch: Arch
-    value_bytes: float
-    longest: int
-    decoded: float
-    attended: float
-    rank: int
+    value_bytes: float  # of an activation
+    longest: int  # tokens of the longest text
+    decoded: float  # bytes of a matrix that is stored as codes, while it is multiplied
+    attended: float  # length of a row of the attention's mask, with the prefix; 0: there is none
+    rank: int  # of factors beside the projections; 0: there are none
 
     def scoring(self, rows: ForwardRows) -> dict[Part, float]:
         """Return the parts of a forward that scores rows."""

@@ -108,8 +108,7 @@ def busy_cores() -> float:
 
 def kinds_with_tools() -> list[type[Kind]]:
     """Return the kinds of trial that run tools."""
-    kinds = (registry.member("kind", name) for name in registry.names("kind"))
-    return [kind for kind in kinds if issubclass(kind, Kind) and kind.tools]
+    return [kind for kind in registry.members("kind").values() if issubclass(kind, Kind) and kind.tools]
 
 
 def has_cuda() -> bool:
@@ -144,15 +143,7 @@ def _gpus() -> tuple[list[str], int, int]:
 
 @dataclass(frozen=True)
 class Host(Shape):
-    """The static facts of a host.
-
-    Args:
-        kind, profile, name, cores, memory_bytes, memory_free_bytes, ram_bytes, ram_free_bytes, unified, gpus, versions,
-            executorch, tools: see `probe`.
-        l4t: the release of NVIDIA's system on a Jetson; "" on any other host.
-        codes: see `devices.kernels.troubles`.
-        host: its name on the network.
-    """
+    """The static facts of a host: those of its `Probe`, and others."""
 
     kind: str
     profile: str
@@ -167,27 +158,20 @@ class Host(Shape):
     versions: Mapping[str, str]
     executorch: bool
     tools: tuple[str, ...] = ()
-    l4t: str = ""
-    codes: Mapping[str, str] = item(dict, most=10_000)
-    host: str = ""
+    l4t: str = ""  # the release of NVIDIA's system on a Jetson
+    codes: Mapping[str, str] = item(dict, most=10_000)  # see `kernels.troubles`
+    host: str = ""  # its name on the network
 
 
 @dataclass(frozen=True)
 class Reading(Shape):
-    """The readings of a host.
-
-    Args:
-        temperature: Celsius; None where it cannot be read.
-        power_mode: "" where there is none.
-        watts: now, or since the last reading; None without an energy meter.
-        throttled: causes since the last reading.
-    """
+    """The readings of a host."""
 
     ram_free_bytes: int
-    temperature: float | None = None
-    power_mode: str = ""
-    watts: float | None = None
-    throttled: tuple[str, ...] = ()
+    temperature: float | None = None  # Celsius; None where it cannot be read
+    power_mode: str = ""  # "" where there is none
+    watts: float | None = None  # now, or since the last reading; None without an energy meter
+    throttled: tuple[str, ...] = ()  # causes since the last reading
 
 
 def unchanging(troubles: Callable[[], Mapping[str, str]] = kernels.troubles) -> Host:

@@ -63,6 +63,10 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
 
 def read_header(file: Path) -> dict[str, int]:
     """Return tensor -> number of values of a safetensors file. Raises UserError for a damaged file."""
+
+    def damaged(what: str) -> UserError:
+        return UserError(f"{file.name} {what}", where=str(file), fix="download it again")
+
     total = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -70,19 +74,15 @@ def read_header(file: Path) -> dict[str, int]:
         if start.startswith(b"version "):
             raise UserError(f"{file.name} is a Git LFS pointer, not weights", where=str(file), fix="run `git lfs pull`")
         if 8 + length > total:
-            raise UserError(f"{file.name} is not a complete safetensors file", where=str(file), fix="download it again")
+            raise damaged("is not a complete safetensors file")
         try:
             header = json.loads(stream.read(length))
             tensors = {name: _tensor(entry) for name, entry in header.items() if name != "__metadata__"}
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            raise UserError(
-                f"{file.name} is not a safetensors file", where=str(file), fix="download it again"
-            ) from None
+            raise damaged("is not a safetensors file") from None
     end = 8 + length + max((end for _, end in tensors.values()), default=0)
     if end != total:
-        raise UserError(
-            f"{file.name} has {total} bytes where its header says {end}", where=str(file), fix="download it again"
-        )
+        raise damaged(f"has {total} bytes where its header says {end}")
     return {name: size for name, (size, _) in tensors.items()}
 
 

@@ -138,22 +138,15 @@ BLOCK, BLOCKS = 64 * 2**10, 64  # larger files: bytes per block, and evenly spac
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """A model's status, for the planner.
+    """A model's status, for the planner."""
 
-    Args:
-        available, why: whether it can be loaded; the reason if not, or a note that it will be downloaded.
-        arch: None if its configuration is not known here.
-        tokenizer, front: None and () if there is no tokenizer.json here; the ids that a text starts with.
-        package: set if the model is one.
-    """
-
-    available: bool
-    why: str
+    available: bool  # whether it can be loaded
+    why: str  # the reason if not, or a note that it will be downloaded
     fingerprint: str = ""
     parameters: int = 0
-    arch: Arch | None = None
-    tokenizer: TokenizerFile | None = None
-    front: tuple[int, ...] = ()
+    arch: Arch | None = None  # None if its configuration is not known here
+    tokenizer: TokenizerFile | None = None  # None if there is no tokenizer.json here
+    front: tuple[int, ...] = ()  # ids that a text starts with
     package: Package | None = None
 
 
@@ -217,11 +210,21 @@ def fingerprint_model(model: Model) -> str:
         tokenizer = hashlib.sha256((DEMO / "tokenizer.json").read_bytes()).hexdigest()
         identity = {"arch": model.arch, "seed": model.seed, "tokenizer": tokenizer, "drawn": "by module"}
         return "random:" + fingerprint(identity)
+    return _stored(model)[0]
+
+
+def _stored(model: Model) -> tuple[str, Mapping[str, str]]:
+    """Return the identity of a model on disk, and file -> digest of the files that it is identified by."""
+    files: Mapping[str, str]
     if package := package_of(model):
-        return "package:" + package.contents.fingerprint
+        contents = package.contents
+        files = {str(package.folder / name): digest[:16] for name, digest in contents.files.items()}
+        return f"package:{contents.fingerprint}", files
     if file := gguf_file(model):
-        return "gguf:" + _identify_file(file)
-    return "local:" + _identify(folder_of(model))[1]
+        digest = _identify_file(file)
+        return f"gguf:{digest}", {str(file): digest}
+    _, digest, files = _identify(folder_of(model))
+    return f"local:{digest}", files
 
 
 def status(model: Model) -> ModelStatus:
@@ -321,11 +324,7 @@ def files_of(model: Model) -> Mapping[str, str]:
         return {}
     try:
         with reading():
-            if package := package_of(model):
-                return {str(package.folder / name): digest[:16] for name, digest in package.contents.files.items()}
-            if file := gguf_file(model):
-                return {str(file): _identify_file(file)}
-            return _identify(folder_of(model))[2]
+            return _stored(model)[1]
     except UserError:
         return {}
 

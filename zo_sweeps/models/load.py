@@ -52,25 +52,21 @@ def load(
     or other shapes, a hub model that cannot be downloaded, a family that cannot be served, a package that is
     damaged or of another precision. Cost: one read of the weights, two of a package.
     """
+    package: Package | None = None
+    commit = ""
     with quiet():
         if model.source == ModelSource.RANDOM:
             arch = families.describe(model.arch)
             module, tokenizer = _random(model.arch, arch, int(model.seed), dtype, codes)
-            return _wrapped(module.to(device), tokenizer, arch.masked)
-        on_hub = model.source == ModelSource.HUB
-        folder = snapshot(model) if on_hub else folder_of(model)
-        arch = read_checkpoint_info(folder).arch
-        if package := package_of(model):
-            return _wrapped(*_packaged(package, arch, dtype, device, codes), arch.masked, package=package)
-        module, tokenizer = _pretrained(folder, arch, dtype, device, codes)
-        # A hub snapshot's folder is named by its commit.
-        return _wrapped(module.to(device), tokenizer, arch.masked, commit=folder.name if on_hub else "")
-
-
-def _wrapped(
-    module: Any, tokenizer: Any, masked: bool, commit: str = "", package: Package | None = None
-) -> CausalModel:
-    return (MaskedLanguageModel if masked else CausalModel)(module, tokenizer, commit, package)
+        else:
+            on_hub = model.source == ModelSource.HUB
+            folder = snapshot(model) if on_hub else folder_of(model)
+            arch, package, commit = read_checkpoint_info(folder).arch, package_of(model), folder.name if on_hub else ""
+            if package is None:
+                module, tokenizer = _pretrained(folder, arch, dtype, device, codes)
+            else:
+                module, tokenizer = _packaged(package, arch, dtype, device, codes)
+        return (MaskedLanguageModel if arch.masked else CausalModel)(module.to(device), tokenizer, commit, package)
 
 
 def _class_of(masked: bool) -> Any:

@@ -39,23 +39,14 @@ Codes = tuple[str, Mapping[str, "Tensor"]]  # a layer's qualified name, and the 
 
 @dataclass(frozen=True)
 class PackageContents:
-    """What package.json says.
+    """What package.json says."""
 
-    Args:
-        precision: as `Precision.to_json` writes it.
-        model: fingerprint of the model that it was made from.
-        text: fingerprint of the text whose gradients were taken; "" for none.
-        mask: what the mask was computed from (`Space.found_from`); None without one.
-        files: name -> SHA-256 of every other file.
-        versions: package -> version, of what made it; not part of the identity.
-    """
-
-    precision: Mapping[str, Any]
-    model: str
-    text: str
-    mask: Mapping[str, Any] | None
-    files: Mapping[str, str]
-    versions: Mapping[str, str]
+    precision: Mapping[str, Any]  # as `Precision.to_json` writes it
+    model: str  # fingerprint of the model that it was made from
+    text: str  # fingerprint of the text whose gradients were taken; "" for none
+    mask: Mapping[str, Any] | None  # what the mask was computed from (`Space.found_from`); None without one
+    files: Mapping[str, str]  # name -> SHA-256 of every other file
+    versions: Mapping[str, str]  # package -> version, of what made it; not part of the identity
 
     @property
     def fingerprint(self) -> str:

@@ -58,23 +58,14 @@ class Splits:
 
 @dataclass(frozen=True)
 class DataStatus:
-    """The availability of a task's data.
-
-    Args:
-        available: whether it can be loaded here.
-        why: where it is, or why it cannot be loaded; one line.
-        fingerprint: "sha256:..." of the files' bytes, or "hf:path/name"; "" if not available.
-        marks: of the rows of each file, by split; empty for the hub.
-        row_bytes: mean bytes of a row, for estimates; 0 if it is not known before the data is loaded.
-        folder: where the files are; None for the hub.
-    """
+    """The availability of a task's data."""
 
     available: bool
-    why: str
-    fingerprint: str = ""
-    marks: Mapping[str, Sequence[Mark]] = field(default_factory=dict, repr=False)
-    row_bytes: float = 0.0
-    folder: Path | None = None
+    why: str  # where it is, or why it cannot be loaded; one line
+    fingerprint: str = ""  # "sha256:..." of the files' bytes, or "hf:path/name"; "" if not available
+    marks: Mapping[str, Sequence[Mark]] = field(default_factory=dict, repr=False)  # by split; empty for the hub
+    row_bytes: float = 0.0  # mean of the rows, for estimates; 0 if it is not known before the data is loaded
+    folder: Path | None = None  # None for the hub
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -376,8 +367,8 @@ def mark(spec: TaskSpec, row: Mapping[str, Any]) -> Mark:
     """Return the mark of a row without a `problem`. Rows are equal if the columns that the task reads are."""
     label = spec.label_field.partition(".")[0]
     inputs = [row[column] for column in spec.columns if column != label]
-    digests = (hashlib.blake2b(_canonical(part), digest_size=12).digest() for part in (inputs, row[label]))
-    return Mark(*digests, gold=spec.gold(row))
+    of_inputs, of_label = (hashlib.blake2b(_canonical(part), digest_size=12).digest() for part in (inputs, row[label]))
+    return Mark(of_inputs, of_label, spec.gold(row))
 
 
 def facts(spec: TaskSpec, splits: Mapping[str, Sequence[Mark]]) -> dict[str, float]:

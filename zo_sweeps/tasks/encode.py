@@ -17,13 +17,10 @@ from zo_sweeps.tasks.templates import Solved, chat_of
 
 @dataclass(frozen=True)
 class Prompt:
-    """The text of one example: candidate i reads `text + options[i]`, and `options[gold]` is right.
+    """The text of one example: candidate i reads `text + options[i]`; the other fields are as of `EncodedExample`.
 
-    In a chat, `text` is the user's turn and an option the assistant's.
-
-    `golds` are the indices of all right options (ReCoRD has several; `gold` is the one trained on). `references` holds
-    every accepted answer of a generation task and is empty otherwise; `value` is the right number of a regression. For
-    a masked objective the text contains MASK once, and candidate i reads `text` with `options[i]` in its place.
+    In a chat, `text` is the user's turn and an option the assistant's. For a masked objective the text contains MASK
+    once, and candidate i reads `text` with `options[i]` in its place.
     """
 
     text: str
@@ -71,27 +68,16 @@ class EncodedCandidate:
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """An encoded row.
+    """An encoded row."""
 
-    Args:
-        candidates: one sequence per option; for generation a single one, with the answer trained on.
-        gold: index of the right candidate, the one trained on.
-        references: accepted answers, or the row as JSON if its texts are rewarded (generation only).
-        prompt_ids: the prompt alone, from which generation starts.
-        text: the prompt as text.
-        golds: indices of all right candidates; several in ReCoRD.
-        value: the right number (regression only).
-        truncated: whether its text was longer than the limit, and lost a part.
-    """
-
-    candidates: tuple[EncodedCandidate, ...]
-    gold: int
-    references: tuple[str, ...]
-    prompt_ids: tuple[int, ...]
-    text: str
-    golds: tuple[int, ...] = ()
-    value: float | None = None
-    truncated: bool = False
+    candidates: tuple[EncodedCandidate, ...]  # one per option; for generation a single one, with the answer trained on
+    gold: int  # index of the right candidate, the one trained on
+    references: tuple[str, ...]  # accepted answers, or the row as JSON if its texts are rewarded (generation only)
+    prompt_ids: tuple[int, ...]  # the prompt alone, from which generation starts
+    text: str  # the prompt as text
+    golds: tuple[int, ...] = ()  # indices of all right candidates; several in ReCoRD
+    value: float | None = None  # the right number (regression only)
+    truncated: bool = False  # whether its text was longer than the limit, and lost a part
 
 
 def encode(
@@ -298,15 +284,12 @@ class Demonstrator:
     other rows are encoded. If k do not fit in `max_length`, the first ones are dropped whole. (MeZO's code draws with
     numpy's generator, and cuts the first one in the middle.)
 
-    Args:
-        solved: the train split's demonstrations.
-        k: demonstrations per row; at most all of `solved`.
-        tokenizer, max_length, front: as for `encode`.
+    `tokenizer`, `max_length` and `front` are as for `encode`.
     """
 
     spec: TaskSpec
-    solved: Sequence[Solved]
-    k: int
+    solved: Sequence[Solved]  # the train split's demonstrations
+    k: int  # of them per row, at most
     seed: int
     tokenizer: Any
     max_length: int
