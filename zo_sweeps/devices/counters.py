@@ -299,23 +299,19 @@ def ina3221(sys: Path = SYS) -> Integral:
     rails = next((total for total in TOTALS if channels.keys() >= set(total)), None)
     if rails is None:
         raise UnreadableError(f"no known sum of the INA3221's rails {', '.join(channels)} is this board's power")
-    files = [channels[rail] for rail in rails]
+
+    def microwatts(label: Path) -> int:
+        n = label.name[2]
+        if (power := label.with_name(f"power{n}_input")).exists():
+            return number(power)
+        return number(label.with_name(f"in{n}_input")) * number(label.with_name(f"curr{n}_input"))
 
     def power() -> float:
-        return sum(map(_channel_microwatts, files)) / 1e6
+        return sum(microwatts(channels[rail]) for rail in rails) / 1e6
 
     power()  # raises where a channel cannot be read
     what = f"INA3221 rail{'s' if len(rails) > 1 else ''} {' + '.join(rails)}"
     return Integral(power, f"{what}: the module, idle power and other work included, no carrier board", has_cpu=True)
-
-
-def _channel_microwatts(label: Path) -> int:
-    """Return the power of the channel that has this label file."""
-    n = label.name[2]
-    power = label.with_name(f"power{n}_input")
-    if power.exists():
-        return number(power)
-    return number(label.with_name(f"in{n}_input")) * number(label.with_name(f"curr{n}_input"))
 
 
 def of_gpu(gpu: Gpu) -> Counter:

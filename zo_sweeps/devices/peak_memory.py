@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,8 @@ class _HostPeak:
         self.definition = KERNEL if self._kernel else SAMPLED
 
     def start(self) -> int:
-        _trim()
+        with contextlib.suppress(OSError, AttributeError):  # glibc's alone: return freed memory to the system
+            ctypes.CDLL(None).malloc_trim(0)
         if self._sampler:
             self._sampler.stop()
         self._peak = 0
@@ -136,11 +137,3 @@ def _high_water() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise ValueError("no VmHWM in /proc/self/status")
-
-
-def _trim() -> None:
-    """Ask glibc to return freed memory to the system; do nothing where this call does not exist."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -56,11 +55,10 @@ class CausalModel:
         self.max_positions: int = self.arch.positions
         for name, layer in self.target_modules([ALL]).items():  # planning relied on `arch`
             role = next(role for role, path in self.arch.projections.items() if name.endswith(f".{path}"))
-            if features(layer) != self.arch.linears[role]:
-                what = (
-                    f"{name} has {features(layer)} features (out, in), and its configuration {self.arch.linears[role]}"
+            if (own := features(layer)) != (described := self.arch.linears[role]):
+                raise UserError(
+                    f"{name} has {own} features (out, in), and its configuration {described}", where="model"
                 )
-                raise UserError(what, where="model")
 
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
@@ -136,8 +134,7 @@ class CausalModel:
             batches[-1].append(i)
         texts = [""] * (points * len(prompts))
         for chunk in batches:
-            pick = None if choose is None else partial(_of_prompts, choose, chunk)
-            rows = self._continued([prompts[i] for i in chunk] * points, max_new_tokens, stops, pick, points)
+            rows = self._continued([prompts[i] for i in chunk] * points, max_new_tokens, stops, choose, points, chunk)
             places = [point * len(prompts) + i for point in range(points) for i in chunk]
             for i, row in zip(places, rows, strict=True):
                 texts[i] = self.tokenizer.decode(row, skip_special_tokens=True).strip()
@@ -172,6 +169,7 @@ class CausalModel:
         stops: Sequence[int] = (),
         choose: Choose | None = None,
         points: int = 1,
+        numbers: Sequence[int] = (0,),
     ) -> list[list[int]]:
         """Return the tokens that greedy generation appends to each prompt, in one batch, without the token of `stops`.
 
@@ -180,6 +178,7 @@ class CausalModel:
         Args:
             choose: as for `generate`, of the rows that are left.
             points: P; the prompts are P equal groups.
+            numbers: of the prompts in a group, for `choose`.
         """
         longest = max(map(len, prompts))
         if longest + new_tokens > self.max_positions:
@@ -206,7 +205,7 @@ class CausalModel:
                 continue_as(Part.LOGITS)
                 scores = self.head(output.last_hidden_state[:, -1]).float()
                 if choose is not None:
-                    scores = choose(rows.tolist(), step, scores)
+                    scores = choose([numbers[row % own] for row in rows.tolist()], step, scores)
             cache, chosen = output.past_key_values, scores.argmax(-1)
             going = ~torch.isin(chosen, last)
             for row, token, goes in zip(rows.tolist(), chosen.tolist(), going.tolist(), strict=True):
@@ -288,10 +287,6 @@ class CausalModel:
         base: Any = self.module.base_model
         states: Tensor = base(input_ids=apart, use_cache=False).last_hidden_state
         return states[text, positions]
-
-
-def _of_prompts(choose: Choose, prompts: Sequence[int], rows: Sequence[int], token: int, logits: Tensor) -> Tensor:
-    return choose([prompts[row % len(prompts)] for row in rows], token, logits)
 
 
 @contextmanager

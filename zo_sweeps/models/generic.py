@@ -425,6 +425,6 @@ def _no_prefix(cache: Any, kv_heads: int, head: int) -> str:
     if not layers:
         return "its forward makes no cache of keys and values"
     shapes = {tuple(value.shape) for layer in layers for value in (layer.keys, layer.values)}
-    if shapes != {(3, kv_heads, 5, head)}:
+    if shapes != {(ROWS, kv_heads, TOKENS, head)}:
         return f"its cache holds tensors of {sorted(shapes)[0]}, not {kv_heads} heads of {head} for each token"
     return ""

@@ -144,12 +144,7 @@ def drawn_marks(spec: TaskSpec, task: Task, split: Split, marks: Mapping[str, Se
 
 
 def _draw(
-    spec: TaskSpec,
-    task: Task,
-    split: Split,
-    is_hub: bool,
-    opened: Callable[[str], Rows[T]],
-    gold: Callable[[T], int],
+    spec: TaskSpec, task: Task, split: Split, is_hub: bool, opened: Callable[[str], Rows[T]], gold: Callable[[T], int]
 ) -> tuple[list[T], list[T], list[T]]:
     seed, test_seed = split.seed or 0, split.seed or 0
     n_dev = min(split.dev, task.dev_size or split.dev)
@@ -169,12 +164,7 @@ def _draw(
 
 
 def _shots(
-    spec: TaskSpec,
-    shots: int,
-    seed: int,
-    is_hub: bool,
-    opened: Callable[[str], Rows[T]],
-    gold: Callable[[T], int],
+    spec: TaskSpec, shots: int, seed: int, is_hub: bool, opened: Callable[[str], Rows[T]], gold: Callable[[T], int]
 ) -> tuple[list[T], list[T]]:
     if not spec.labels:
         raise UserError(f"split.shots draws rows by label, but the rows of task {spec.name!r} have none", where="split")
