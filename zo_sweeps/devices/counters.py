@@ -64,11 +64,9 @@ POWER = 0x04 | HARDWARE | 0x80  # power cap, power brake
 
 
 class Gpu:
-    """One GPU, as NVML knows it. Every method raises UnreadableError where driver or GPU have no such reading.
+    """One GPU, as NVML knows it by the UUID that torch gives it.
 
-    Args:
-        uuid: as torch names the device, without "GPU-".
-        library: the loaded library; default: LIBRARY.
+    A method raises UnreadableError where driver or GPU have no such reading.
     """
 
     definition = "NVML: the GPU's temperature, the clock of its multiprocessors, the reasons that keep clocks down"
@@ -125,17 +123,11 @@ TOTALS = (
 
 
 class Counter:
-    """Joules since some moment, growing.
+    """Joules since some moment, growing."""
 
-    Attributes:
-        definition: what is measured, and by what, in one line.
-        has_cpu: whether the processor's work is in it.
-        period: seconds after which a thread reads the counter again; 0: only the caller reads it.
-    """
-
-    definition = ""
-    has_cpu = True
-    period = 0.0
+    definition = ""  # what is measured, and by what, in one line
+    has_cpu = True  # whether the processor's work is in it
+    period = 0.0  # seconds after which a thread reads the counter again; 0: only the caller reads it
     _last: tuple[float, float] | None = None  # (seconds, joules)
     _ticker: Ticker | None = None
 
@@ -186,11 +178,6 @@ class Integral(Counter):
     A thread samples every PERIOD seconds, and so does each call of `joules`: an interval begins and ends with a sample.
     Where P is monotone between samples, the error is at most sum_k |P_{k+1} - P_k| / 2 * (t_{k+1} - t_k); a swing
     within a period goes unseen. A sample of the thread that fails is bridged.
-
-    Args:
-        power: returns watts; raises UnreadableError.
-        definition: of the power.
-        clock: returns seconds.
     """
 
     period = PERIOD

@@ -17,13 +17,7 @@ from zo_sweeps.devices.probe import board, busy_cores, cores, jetson_profile
 class EnergyMeter:
     """Joules, temperature, clock and throttling of a device; as a context, it reads what has to be read in between.
 
-    Args:
-        counter: of the device's joules; None: there is none.
-        condition: of the device; None: it is not read.
-        reason: why there is no counter.
-
-    Attributes:
-        reason: why joules are NaN; "" as long as they are not.
+    Without a counter, or while it cannot be read, joules are NaN, and `reason` says why.
     """
 
     def __init__(self, counter: Counter | None, condition: HostCondition | Gpu | None = None, reason: str = "") -> None:
@@ -127,11 +121,7 @@ class HostCondition:
     a cooling device that lowers a clock is on; "power" if a counter ocN_event_cnt (Jetson: under-voltage, over-current)
     has grown whose ocN_throt_en is 1.
 
-    Args:
-        gpu: whether the clock is that of a Jetson's GPU.
-
-    Attributes:
-        definition: of the readings, in one line.
+    With `gpu`, the clock is that of a Jetson's GPU. `definition` describes the readings in one line.
     """
 
     def __init__(self, *, gpu: bool, sys: Path = SYS) -> None:

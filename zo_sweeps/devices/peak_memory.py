@@ -27,13 +27,8 @@ class MemoryMeter:
     otherwise sampled. Jetson, where GPU and CPU share memory: the sum of both peaks, an upper bound, because they need
     not coincide; several GPUs likewise.
 
-    Args:
-        devices: torch devices or their names: one, or GPUs.
-
-    Attributes:
-        definition: the definition of the number, in one line, for the records.
-        baseline: bytes at the start, by the same definition.
-        above_baseline: the peak minus the baseline (0 or more), set by `stop()`.
+    Of torch devices or their names: one, or GPUs. `definition` is that of the number, in one line, for the records;
+    `baseline` are the bytes at the start, and `above_baseline`, set by `stop()`, is what the peak has beyond them.
     """
 
     def __init__(self, *devices: Any) -> None:

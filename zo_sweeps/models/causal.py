@@ -148,9 +148,6 @@ class CausalModel:
     def generate_exactly(self, prompt: Sequence[int], new_tokens: int, choose: Choose | None = None) -> list[int]:
         """Return the continuation of `prompt` (token ids) by exactly `new_tokens` tokens, for timing.
 
-        Args:
-            choose: as for `generate`, of one row.
-
         Raises ValueError if they exceed the model's positions.
         """
 
@@ -173,12 +170,8 @@ class CausalModel:
     ) -> list[list[int]]:
         """Return the tokens that greedy generation appends to each prompt, in one batch, without the token of `stops`.
 
-        A row that has its stop leaves the batch, with its keys and values.
-
-        Args:
-            choose: as for `generate`, of the rows that are left.
-            points: P; the prompts are P equal groups.
-            numbers: of the prompts in a group, for `choose`.
+        A row that has its stop leaves the batch, with its keys and values. The prompts are a group per point, each of
+        those with these `numbers`, by which `choose` knows the rows that are left.
         """
         longest = max(map(len, prompts))
         if longest + new_tokens > self.max_positions:

@@ -120,15 +120,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 DEMO = Path(__file__).parent / "demo"
-TOKENIZER_PARTS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    CHAT_TEMPLATE,
+TOKENIZER_PARTS = (  # in this order in the fingerprint
+    *(TOKENIZER, "tokenizer.model", SETTINGS, SPECIAL),
+    *("added_tokens.json", "vocab.json", "merges.txt", CHAT_TEMPLATE),
 )
 NOT_IDENTITY = ("_name_or_path", "transformers_version")  # of config.json: where it was saved, and by which version
 WHOLE = 256 * 2**20  # files up to this size are hashed whole

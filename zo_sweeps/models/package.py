@@ -152,12 +152,7 @@ def write(
 
 
 def add_mask(folder: Path, stored: StoredMask, found_from: Mapping[str, Any], text: str) -> None:
-    """Add a mask to the package in a folder.
-
-    Args:
-        found_from: what it was computed from.
-        text: fingerprint of the text.
-    """
+    """Add a mask, computed from these settings and the text with this fingerprint, to the package in a folder."""
     from zo_sweeps.models.mask_store import write_file
 
     package = read(folder)

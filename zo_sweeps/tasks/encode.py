@@ -14,6 +14,8 @@ from zo_sweeps.tasks import templates
 from zo_sweeps.tasks.spec import MASK, TaskSpec
 from zo_sweeps.tasks.templates import Solved, chat_of
 
+Ids = tuple[int, ...]  # of tokens
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -27,7 +29,7 @@ class Prompt:
     options: tuple[str, ...]
     gold: int
     references: tuple[str, ...]
-    golds: tuple[int, ...] = ()
+    golds: Ids = ()
     value: float | None = None
 
 
@@ -61,7 +63,7 @@ class EncodedCandidate:
     For a masked model the answer is one label word, predicted at `mask_at`, the mask's index in `ids`.
     """
 
-    ids: tuple[int, ...]
+    ids: Ids
     answer_length: int
     mask_at: int | None = None
 
@@ -73,9 +75,9 @@ class EncodedExample:
     candidates: tuple[EncodedCandidate, ...]  # one per option; for generation a single one, with the answer trained on
     gold: int  # index of the right candidate, the one trained on
     references: tuple[str, ...]  # accepted answers, or the row as JSON if its texts are rewarded (generation only)
-    prompt_ids: tuple[int, ...]  # the prompt alone, from which generation starts
+    prompt_ids: Ids  # the prompt alone, from which generation starts
     text: str  # the prompt as text
-    golds: tuple[int, ...] = ()  # indices of all right candidates; several in ReCoRD
+    golds: Ids = ()  # indices of all right candidates; several in ReCoRD
     value: float | None = None  # the right number (regression only)
     truncated: bool = False  # whether its text was longer than the limit, and lost a part
 
@@ -86,7 +88,7 @@ def encode(
     tokenizer: Any,
     max_length: int,
     *,
-    front: tuple[int, ...] = (),
+    front: Ids = (),
     before: Sequence[Solved] = (),
 ) -> EncodedExample:
     """Encode the prompt of a row with each of its options.
@@ -115,13 +117,7 @@ def encode(
 
 
 def encode_prompt(
-    spec: TaskSpec,
-    prompt: Prompt,
-    tokenizer: Any,
-    max_length: int,
-    *,
-    front: tuple[int, ...] = (),
-    before: Sequence[Solved] = (),
+    spec: TaskSpec, prompt: Prompt, tokenizer: Any, max_length: int, *, front: Ids = (), before: Sequence[Solved] = ()
 ) -> EncodedExample:
     """Encode a row's prompt with each of its options, as `encode` does."""
     if spec.chat:
@@ -158,7 +154,7 @@ def _encode_turns(
     prompt_ids = token_ids(tokenizer, text)
     truncated = False
 
-    def without_surplus(ids: tuple[int, ...], surplus: int) -> tuple[tuple[int, ...], int]:
+    def without_surplus(ids: Ids, surplus: int) -> tuple[Ids, int]:
         """Return (ids without up to `surplus` of the user's text, their number); `ids` begins as the prompt does."""
         before, between = (token_ids(tokenizer, part.rstrip(" ")) for part in chat.around(solved))
         first = common(before, ids)
@@ -180,12 +176,7 @@ def _encode_turns(
 
 
 def _example(
-    spec: TaskSpec,
-    prompt: Prompt,
-    candidates: Sequence[EncodedCandidate],
-    prompt_ids: tuple[int, ...],
-    text: str,
-    truncated: bool,
+    spec: TaskSpec, prompt: Prompt, candidates: Sequence[EncodedCandidate], prompt_ids: Ids, text: str, truncated: bool
 ) -> EncodedExample:
     """Return the example of a prompt.
 
@@ -248,12 +239,7 @@ def room_of(spec: TaskSpec, max_length: int, front: int = 0) -> int:
 
 
 def length(
-    spec: TaskSpec,
-    row: Mapping[str, Any],
-    tokenizer: Any,
-    *,
-    front: tuple[int, ...] = (),
-    before: Sequence[Solved] = (),
+    spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, *, front: Ids = (), before: Sequence[Solved] = ()
 ) -> int:
     """Return the `max_length` that lets `encode` keep all of `before`, the prompt and the longest option."""
     text, *whole = texts_of(spec, render(spec, row), tokenizer, before)
@@ -261,7 +247,7 @@ def length(
     return (0 if spec.chat else len(front)) + longest + spec.max_new_tokens
 
 
-def token_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+def token_ids(tokenizer: Any, text: str) -> Ids:
     """Return the ids of a text, without special tokens."""
     # verbose=False: no warning about sequences beyond the model's length, which are cut here
     return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -293,7 +279,7 @@ class Demonstrator:
     seed: int
     tokenizer: Any
     max_length: int
-    front: tuple[int, ...] = ()
+    front: Ids = ()
 
     def encode(self, row: Mapping[str, Any], split: str, index: int) -> EncodedExample:
         """Encode the row at `index` of `split` after its demonstrations. Raises UserError as `encode` does."""
@@ -330,7 +316,7 @@ def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_le
     return _example(spec, prompt, candidates, ids, prompt.text, truncated)
 
 
-def sides(text: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def sides(text: str, tokenizer: Any) -> tuple[Ids, Ids]:
     """Return the ids of the texts on either side of the mask."""
     left, right = text.split(MASK)
     return token_ids(tokenizer, left.strip(" ")), token_ids(tokenizer, right.rstrip(" "))
