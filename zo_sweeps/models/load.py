@@ -213,15 +213,13 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-Drawn = Callable[[Any, str], None]  # the model, and the qualified name of a module whose weights were just drawn
-
-
-def draw(make: Callable[[], Any], drawn: Drawn = lambda model, name: None) -> Any:
+def draw(make: Callable[[], Any], drawn: Callable[[Any, str], None] = lambda model, name: None) -> Any:
     """Return a model with random weights, initialized by transformers from the state of torch's CPU generator.
 
     Args:
         make: builds the model; called with `meta` as the default device, where it draws nothing.
-        drawn: called for each module; may put others in place of its children.
+        drawn: called with the model and each module's qualified name, once the module has its weights; may put others
+            in place of its children.
 
     Raises UserError for a model with tensors that transformers gives no values to, which a constructor alone does.
     """

@@ -24,7 +24,6 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import Cached, cache_folder, locked, replace_text, replacing
 from zo_sweeps.core.fingerprint import fingerprint
 
-Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, ascending
 VALUES = ".values"
 
 
@@ -32,7 +31,7 @@ VALUES = ".values"
 class StoredMask:
     """A mask, the entries of the weights that it was computed from, layer by layer, and the mask's fingerprint."""
 
-    masks: Masks
+    masks: dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, ascending
     values: dict[str, Tensor]
 
     @property

@@ -219,7 +219,10 @@ def open_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> 
     dataset = hub_rows.load(hub, name, spec.label_field)
 
     def get(index: int) -> Row:
-        row = hub_rows.row(hub, dataset, index)
+        row = dict(dataset[index])
+        for ours, theirs in hub.rename.items():
+            if theirs in row:
+                row[ours] = row.pop(theirs)
         if problem := spec.problem(row):
             fix = f"the row has: {', '.join(sorted(row))}"
             raise UserError(problem, where=f"{hub_rows.label(hub)}, {name} row {index}", fix=fix)
