@@ -129,7 +129,6 @@ class Counter:
     has_cpu = True  # whether the processor's work is in it
     period = 0.0  # seconds after which a thread reads the counter again; 0: only the caller reads it
     _last: tuple[float, float] | None = None  # (seconds, joules)
-    _ticker: Ticker | None = None
 
     def joules(self) -> float:
         """Return the counter. Raises UnreadableError."""
@@ -139,17 +138,6 @@ class Counter:
         """Return the mean power since the last call, None at the first. Raises UnreadableError."""
         last, self._last = self._last, (time.monotonic(), self.joules())
         return None if last is None else (self._last[1] - last[1]) / max(self._last[0] - last[0], 1e-9)
-
-    def start(self) -> None:
-        """Begin to read it every `period` seconds."""
-        if self.period:
-            self._ticker = Ticker("energy-meter", self.period, self.joules)
-
-    def stop(self) -> None:
-        """End what `start` began."""
-        if self._ticker is not None:
-            self._ticker.stop()
-            self._ticker = None
 
 
 class Ticker(threading.Thread):

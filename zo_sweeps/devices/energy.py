@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from zo_sweeps.devices.counters import SYS, Counter, Gpu, Rapl, UnreadableError, ina3221, numbers, of_gpu, text
+from zo_sweeps.devices.counters import SYS, Counter, Gpu, Rapl, Ticker, UnreadableError, ina3221, numbers, of_gpu, text
 from zo_sweeps.devices.probe import board, busy_cores, cores, jetson_profile
 
 
@@ -23,6 +23,7 @@ class EnergyMeter:
     def __init__(self, counter: Counter | None, condition: HostCondition | Gpu | None = None, reason: str = "") -> None:
         self._counter, self._condition, self.reason = counter, condition, reason
         self._cpu = cpu_seconds()
+        self._ticker: Ticker | None = None
 
     @classmethod
     def of(cls, device: Any, sys: Path = SYS) -> EnergyMeter:
@@ -82,13 +83,14 @@ class EnergyMeter:
         return report
 
     def __enter__(self) -> EnergyMeter:
-        if self._counter is not None:
-            self._counter.start()
+        if self._counter is not None and self._counter.period:
+            self._ticker = Ticker("energy-meter", self._counter.period, self._counter.joules)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._counter is not None:
-            self._counter.stop()
+        if self._ticker is not None:
+            self._ticker.stop()
+            self._ticker = None
 
 
 def _uuid(device: Any) -> str:

@@ -142,7 +142,7 @@ class Solved(NamedTuple):
 class _Generation(Extension):
     """The tag with which templates tell trainers what an assistant wrote; its body is written as it is."""
 
-    tags: set[str] = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
+    tags: set[str] = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
