@@ -335,17 +335,9 @@ def _part(batches: Batches) -> float:
 def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: int, entries: int) -> int:
     """Estimate the peak bytes, on the device, of computing a sensitive mask from samples of T tokens.
 
-    The sum of
-
-        weights                     b P
-        inputs of the layers        b L T D         (a layer's activations are computed again: `engine.first_order`)
-        one layer's activations     as `memory_by_part` has them for backpropagation, and the logits
-        one layer's attention       16 H T^2        (unfused, to be deterministic: T x T matrices in fp32)
-        one gradient                (b + 4) I D     (moved to main memory and squared there)
-        scores                      min(4 * entries, SCORES_BYTES)
-
-    The scores beyond SCORES_BYTES (`entries` are the values that the mask may choose from) are not counted: they are in
-    main memory, if the device is a GPU with a memory of its own, otherwise in a file (`run.gradients`).
+    The sum of the weights, the inputs of all layers, the activations, attention and gradient of one, the logits, and
+    the scores (`entries` are the values that the mask may choose from). Scores beyond SCORES_BYTES are not counted:
+    they are in main memory, if the device is a GPU with a memory of its own, otherwise in a file (`run.gradients`).
 
     Estimate over measured bytes of tensors, both without weights and scores (Llamas of 58 M and 217 M on a CPU, T = 128
     to 1024; fp32, bf16, fp16): 0.92 to 2.2; too much where the logits and a layer's attention are alike, as only one of
@@ -355,7 +347,7 @@ def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: i
     batches = Batches(tokens, ForwardRows(tokens, 1), all_logits=answer_tokens > 1)
     weights = arch.parameters * value_bytes
     one_layer = sum(_backward(replace(arch, layers=1), value_bytes, batches).values())
-    inputs = arch.layers * tokens * arch.width * value_bytes
-    attention = 4 * FP32 * arch.heads * tokens**2
-    gradient = arch.inner * arch.width * (value_bytes + FP32)
+    inputs = arch.layers * tokens * arch.width * value_bytes  # activations are computed again: `engine.first_order`
+    attention = 4 * FP32 * arch.heads * tokens**2  # unfused, to be deterministic: T x T matrices
+    gradient = arch.inner * arch.width * (value_bytes + FP32)  # moved to main memory and squared there
     return int(weights + one_layer + inputs + attention + gradient + min(FP32 * entries, SCORES_BYTES))
