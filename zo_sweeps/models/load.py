@@ -69,7 +69,7 @@ def load(
         return (MaskedLanguageModel if arch.masked else CausalModel)(module.to(device), tokenizer, commit, package)
 
 
-def _class_of(masked: bool) -> Any:
+def class_of(masked: bool) -> Any:
     """Return the class in transformers that loads masked or causal models."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -131,7 +131,7 @@ def _pretrained(
         quantization = Quantization(codes, arch.names([ALL]), packaged)
         as_codes = {"quantization_config": quantization, "device_map": {"": str(device)}}
     try:
-        module, report = _class_of(arch.masked).from_pretrained(
+        module, report = class_of(arch.masked).from_pretrained(
             str(folder),
             **as_codes,
             dtype=dtype,
@@ -186,7 +186,7 @@ def _random(
         ids["pad_token_id"] = tokenizer.pad_token_id  # RoBERTa counts positions from it
     identity.must_fit_demo(arch)
     config = AutoConfig.for_model(**{**options, **ids})
-    make = partial(_class_of(arch.masked).from_config, config, dtype=dtype)
+    make = partial(class_of(arch.masked).from_config, config, dtype=dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if codes is None:
