@@ -62,8 +62,12 @@ def unreachable(repo: str, revision: str) -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    status = _probe(repo, "config.json", revision)
-    if status == 200 and 404 == _probe(repo, "model.safetensors", revision) == _probe(repo, INDEX, revision):
+
+    def ask(name: str) -> int:  # the hub itself goes first, so that ten models wait for one timeout, not ten
+        return _head(constants.ENDPOINT) and _head(f"{constants.ENDPOINT}/{repo}/resolve/{revision}/{name}")
+
+    status = ask("config.json")
+    if status == 200 and 404 == ask("model.safetensors") == ask(INDEX):
         return "the hub has no safetensors weights for it at this revision (pickled weights are not loaded)"
     if status in (401, 403):
         return "the hub refuses access: accept the model's licence on its page and set HF_TOKEN"
@@ -89,13 +93,6 @@ def _cached(repo: str, name: str, revision: str) -> Path | None:
         fix = "write ORGANISATION/NAME, or a folder that holds the model as /…, ~/… or ./…"
         raise UserError(f"{repo!r} is no id of a hub model", where="model.path", fix=fix) from None
     return Path(file) if isinstance(file, str) else None
-
-
-def _probe(repo: str, name: str, revision: str) -> int:
-    from huggingface_hub import constants
-
-    # The hub itself goes first, so that ten models wait for one timeout, not ten.
-    return _head(constants.ENDPOINT) and _head(f"{constants.ENDPOINT}/{repo}/resolve/{revision}/{name}")
 
 
 @cache
