@@ -160,7 +160,7 @@ def _weight_files(folder: Path, where: str) -> tuple[Path, ...]:
 
 
 def in_shards(groups: Iterable[Mapping[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Yield tensors on the CPU by the file that holds them; each mapping is emptied when the next one is asked for."""
+    """Yield tensors on the CPU in files of SHARD bytes; each mapping is emptied when the next one is asked for."""
     held: dict[str, Tensor] = {}
     for group in groups:
         held |= group

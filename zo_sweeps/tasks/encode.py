@@ -29,7 +29,7 @@ class Prompt:
     options: tuple[str, ...]
     gold: int
     references: tuple[str, ...]
-    golds: Ids = ()
+    golds: tuple[int, ...] = ()
     value: float | None = None
 
 
@@ -77,7 +77,7 @@ class EncodedExample:
     references: tuple[str, ...]  # accepted answers, or the row as JSON if its texts are rewarded (generation only)
     prompt_ids: Ids  # the prompt alone, from which generation starts
     text: str  # the prompt as text
-    golds: Ids = ()  # indices of all right candidates; several in ReCoRD
+    golds: tuple[int, ...] = ()  # indices of all right candidates; several in ReCoRD
     value: float | None = None  # the right number (regression only)
     truncated: bool = False  # whether its text was longer than the limit, and lost a part
 
