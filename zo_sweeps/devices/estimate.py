@@ -165,6 +165,7 @@ def memory_by_part(
         updating = 5 * FP32 * largest * on_host if moves_base else 0
     elif moves_base:
         of_codes = space.theta is Theta.CODES
+        # a weight at the point in fp32, and rounded; or the noise, a temporary of it, and the weight
         moved = 1 if of_codes else FP32 + b * (b < FP32) if in_parts else 2 * FP32 + b
         step = forwards.step(batches, moved, head_moves=not of_codes)
         parts[Part.TRAINABLE] = FP32 * states * trainable

@@ -27,8 +27,8 @@ class MemoryMeter:
     otherwise sampled. Jetson, where GPU and CPU share memory: the sum of both peaks, an upper bound, because they need
     not coincide; several GPUs likewise.
 
-    Of torch devices or their names: one, or GPUs. `definition` is that of the number, in one line, for the records;
-    `baseline` are the bytes at the start, and `above_baseline`, set by `stop()`, is what the peak has beyond them.
+    It is made for torch devices or their names: one, or GPUs. `definition` says in one line what the number is;
+    `baseline` is that number at the start, and `above_baseline`, set by `stop()`, is what the peak has beyond it.
     """
 
     def __init__(self, *devices: Any) -> None:

@@ -19,7 +19,7 @@ MASK = "[mask]"  # replaces `{{ mask }}` in a template, where a masked model pre
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A task in one dialect, hashable; made by `of`. Its fields are those of `Task` and `Dialect`, and
+    """A task in one dialect, hashable; made by `of`. Fields without a line here are as in `Task` and `Dialect`.
 
     Args:
         metrics: its scores; the first selects the step and is shown, by default.
