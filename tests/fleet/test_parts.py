@@ -26,7 +26,7 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
-from zo_sweeps.devices.readings import l4t, power_mode
+from zo_sweeps.devices.probe import l4t, power_mode
 from zo_sweeps.fleet import head, inventory, preflight, systemd, worker
 from zo_sweeps.fleet.inventory import Machine, capabilities, listed, row
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate

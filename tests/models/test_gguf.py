@@ -20,7 +20,7 @@ from torch import Tensor
 from tests.models.common import local, make
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import CACHE, cache_at
-from zo_sweeps.models import gguf, identity
+from zo_sweeps.models import checkpoint, gguf, identity
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.models.load import load
 
@@ -272,7 +272,7 @@ def test_scaled_positions_of_llama_3_are_those_of_its_factors(tmp_path: Path) ->
 
 
 def test_weights_are_written_in_pieces(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf, "SHARD", 2**17)
+    monkeypatch.setattr(checkpoint, "SHARD", 2**17)
     model = source("llama")
     file = write(tmp_path / "model.gguf", "llama", model)
     torch.testing.assert_close(logits(loaded(file)), logits(model), rtol=0, atol=0)

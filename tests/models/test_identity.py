@@ -164,13 +164,11 @@ def fake_hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_TOKEN", "hf_test")
-    identity._head.cache_clear()
-    identity._answers.cache_clear()
+    identity.ask_hub_again()
     yield answers, asked
     server.shutdown()
     server.server_close()
-    identity._head.cache_clear()
-    identity._answers.cache_clear()
+    identity.ask_hub_again()
 
 
 OPT = "/facebook/opt-1.3b/resolve/main"

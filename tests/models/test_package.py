@@ -21,7 +21,7 @@ from zo_sweeps.engine.precisions.int8 import INT8
 from zo_sweeps.engine.precisions.nf4 import NF4
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.precision import WeightOnlyPrecision
-from zo_sweeps.models import package
+from zo_sweeps.models import checkpoint, package
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
 
@@ -47,7 +47,7 @@ ALIKE = ("qwen2", "qwen3", "gemma2", "granite", "cohere", "falcon", "xlm-roberta
 def test_a_model_from_a_package_is_that_of_the_decoded_weights(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(package, "SHARD", 4000)
+    monkeypatch.setattr(checkpoint, "SHARD", 4000)
     plain = whole_model_of(name)
     model = load(local(written(tmp_path, plain)), torch.float32, "cpu", PRECISION)
     assert len(list(tmp_path.glob("codes-*.safetensors"))) > 1

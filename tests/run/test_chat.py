@@ -20,8 +20,8 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.run import workbench
-from zo_sweeps.tasks.chat import Chat
 from zo_sweeps.tasks.encode import EncodedExample
+from zo_sweeps.tasks.templates import Chat
 
 pytestmark = pytest.mark.unit
 

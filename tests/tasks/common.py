@@ -9,6 +9,7 @@ import yaml
 
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.task import Task
+from zo_sweeps.tasks.data import Row, open_split
 from zo_sweeps.tasks.spec import TaskSpec
 
 REPO = Path(__file__).resolve().parents[2]
@@ -28,6 +29,11 @@ def load_task(name: str) -> dict[str, Any]:
 
 def typed(task: dict[str, Any]) -> Task:
     return read(Task, task, "task")
+
+
+def read_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> list[Row]:
+    size, get = open_split(spec, task, data_dir, split)
+    return [get(i) for i in range(size)]
 
 
 def spec_of(task: dict[str, Any], dialect: str) -> TaskSpec:

@@ -16,9 +16,9 @@ from tests.tasks.test_encode import ENTAILMENT, GAP, QUESTION, REMARK
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.models.checkpoint import TokenizerFile
 from zo_sweeps.plan.planned_memory import tokens_forwarded, too_long
-from zo_sweeps.tasks.chat import Chat, chat_of
 from zo_sweeps.tasks.encode import Demonstrator, EncodedExample, demonstration, encode, length, render
 from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.tasks.templates import Chat, chat_of
 
 pytestmark = pytest.mark.unit
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.tasks.common import REPO, load_task, spec_of, typed
+from tests.tasks.common import REPO, load_task, read_split, spec_of, typed
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.parts import Split
-from zo_sweeps.tasks.data import check, load_splits, read_split
+from zo_sweeps.tasks.data import check, load_splits
 from zo_sweeps.tasks.encode import render
 from zo_sweeps.tasks.spec import TaskSpec
 

@@ -17,7 +17,7 @@ from zo_sweeps.plan.build import Plan, build, by_line
 from zo_sweeps.results.tables import tables
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.tables import to_csv, to_text
-from zo_sweeps.tasks.local_rows import facts, mark
+from zo_sweeps.tasks.data import facts, mark
 
 Rows = list[dict[str, Any]]
 ONE_ROW = [

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.tasks.common import TASK_FILES, cases, load_task, spec_of, typed
+from tests.tasks.common import TASK_FILES, cases, load_task, read_split, spec_of, typed
 from zo_sweeps.methods.parts import Split
-from zo_sweeps.tasks.data import check, load_splits, read_split
+from zo_sweeps.tasks.data import check, load_splits
 from zo_sweeps.tasks.encode import encode, render
 from zo_sweeps.tasks.spec import MASK
 

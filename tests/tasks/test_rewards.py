@@ -11,7 +11,7 @@ import pytest
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_at
 from zo_sweeps.methods.task import Gym
-from zo_sweeps.tasks import gym_rows
+from zo_sweeps.tasks.data import generated
 from zo_sweeps.tasks.metrics.pass_at_k import PassAtK
 from zo_sweeps.tasks.rewards.reasoning_gym import ReasoningGym
 
@@ -32,12 +32,12 @@ def test_generated_splits_are_disjoint_and_come_from_the_seed(tmp_path: Path) ->
     pytest.importorskip("reasoning_gym", reason="it comes with the extra [rewards]")
     gym = Gym("chain_sum", SUMS, seed=3, train=40, dev=20, test=30)  # 200 questions exist
     with cache_at(tmp_path / "one"):
-        folder = gym_rows.folder(gym)
+        folder = generated(gym)
         rows = lines(folder)
-        other = lines(gym_rows.folder(Gym("chain_sum", SUMS, seed=4, train=40, dev=20, test=30)))
-        fewer = lines(gym_rows.folder(Gym("chain_sum", SUMS, seed=3, train=10, dev=5, test=30)))
+        other = lines(generated(Gym("chain_sum", SUMS, seed=4, train=40, dev=20, test=30)))
+        fewer = lines(generated(Gym("chain_sum", SUMS, seed=3, train=10, dev=5, test=30)))
     with cache_at(tmp_path / "two"):
-        again = gym_rows.folder(gym)
+        again = generated(gym)
     questions = [row["question"] for name in rows for row in rows[name]]
     assert [len(rows[name]) for name in rows] == [40, 20, 30]
     assert len(set(questions)) == 90
@@ -62,7 +62,7 @@ def test_generated_splits_are_disjoint_and_come_from_the_seed(tmp_path: Path) ->
 def test_a_generator_that_does_not_suit_is_refused_in_one_line(gym: Gym, why: str, tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym", reason="it comes with the extra [rewards]")
     with cache_at(tmp_path), pytest.raises(UserError, match=why) as error:
-        gym_rows.folder(gym)
+        generated(gym)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.rglob("*.jsonl"))
 

@@ -1,3 +1,3 @@
 """Where trials run: what a host is (`probe`) and lacks (`doctor`), what a trial will need (`estimate`) and has used
-(`memory`, `energy`).
+(`peak_memory`, `energy`).
 """

@@ -64,11 +64,9 @@ POWER = 0x04 | HARDWARE | 0x80  # power cap, power brake
 
 
 class Gpu:
-    """One GPU, as NVML knows it. Every method raises UnreadableError where driver or GPU have no such reading.
+    """One GPU, as NVML knows it by the UUID that torch gives it.
 
-    Args:
-        uuid: as torch names the device, without "GPU-".
-        library: the loaded library; default: LIBRARY.
+    A method raises UnreadableError where driver or GPU have no such reading.
     """
 
     definition = "NVML: the GPU's temperature, the clock of its multiprocessors, the reasons that keep clocks down"
@@ -90,26 +88,17 @@ class Gpu:
         """Return the GPU's power; the reading is in milliwatts."""
         return self._read("nvmlDeviceGetPowerUsage", ctypes.c_uint()) / 1e3
 
-    def celsius(self) -> float:
-        """Return the temperature of the GPU's die."""
-        return float(self._read("nvmlDeviceGetTemperature", ctypes.c_uint(), TEMPERATURE_GPU))
-
-    def mhz(self) -> float:
-        """Return the clock of the streaming multiprocessors."""
-        return float(self._read("nvmlDeviceGetClockInfo", ctypes.c_uint(), CLOCK_SM))
-
-    def throttled(self) -> tuple[str, ...]:
-        """Return the causes, "heat" and "power", that keep the clocks down now."""
-        bits = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong())
-        power = POWER & ~HARDWARE if bits & HEAT else POWER
-        return tuple(cause for cause, mask in (("heat", HEAT), ("power", power)) if bits & mask)
-
     def read(self) -> dict[str, Any]:
-        """Return `celsius`, `mhz` and `throttled` as they are now, those that this GPU has."""
+        """Return those that this GPU has of `celsius`, `mhz`, and `throttled`: the causes that keep the clocks down."""
         report: dict[str, Any] = {}
-        for name, reading in {"celsius": self.celsius, "mhz": self.mhz, "throttled": self.throttled}.items():
-            with contextlib.suppress(UnreadableError):
-                report[name] = reading()
+        with contextlib.suppress(UnreadableError):
+            report["celsius"] = float(self._read("nvmlDeviceGetTemperature", ctypes.c_uint(), TEMPERATURE_GPU))
+        with contextlib.suppress(UnreadableError):
+            report["mhz"] = float(self._read("nvmlDeviceGetClockInfo", ctypes.c_uint(), CLOCK_SM))
+        with contextlib.suppress(UnreadableError):
+            bits = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong())
+            causes = {"heat": HEAT, "power": POWER & ~HARDWARE if bits & HEAT else POWER}
+            report["throttled"] = tuple(cause for cause, mask in causes.items() if bits & mask)
         return report
 
     def _read(self, name: str, value: Any, *arguments: int) -> int:
@@ -134,21 +123,12 @@ TOTALS = (
 
 
 class Counter:
-    """Joules since some moment, growing.
+    """Joules since some moment, growing."""
 
-    Attributes:
-        definition: what is measured, and by what, in one line.
-        has_cpu: whether the processor's work is in it.
-        period: seconds after which a thread reads the counter again; 0: only the caller reads it.
-    """
-
-    definition = ""
-    has_cpu = True
-    period = 0.0
-
-    def __init__(self) -> None:
-        self._last: tuple[float, float] | None = None  # (seconds, joules)
-        self._ticker: Ticker | None = None
+    definition = ""  # what is measured, and by what, in one line
+    has_cpu = True  # whether the processor's work is in it
+    period = 0.0  # seconds after which a thread reads the counter again; 0: only the caller reads it
+    _last: tuple[float, float] | None = None  # (seconds, joules)
 
     def joules(self) -> float:
         """Return the counter. Raises UnreadableError."""
@@ -158,17 +138,6 @@ class Counter:
         """Return the mean power since the last call, None at the first. Raises UnreadableError."""
         last, self._last = self._last, (time.monotonic(), self.joules())
         return None if last is None else (self._last[1] - last[1]) / max(self._last[0] - last[0], 1e-9)
-
-    def start(self) -> None:
-        """Begin to read it every `period` seconds."""
-        if self.period:
-            self._ticker = Ticker("energy-meter", self.period, self.joules)
-
-    def stop(self) -> None:
-        """End what `start` began."""
-        if self._ticker is not None:
-            self._ticker.stop()
-            self._ticker = None
 
 
 class Ticker(threading.Thread):
@@ -197,11 +166,6 @@ class Integral(Counter):
     A thread samples every PERIOD seconds, and so does each call of `joules`: an interval begins and ends with a sample.
     Where P is monotone between samples, the error is at most sum_k |P_{k+1} - P_k| / 2 * (t_{k+1} - t_k); a swing
     within a period goes unseen. A sample of the thread that fails is bridged.
-
-    Args:
-        power: returns watts; raises UnreadableError.
-        definition: of the power.
-        clock: returns seconds.
     """
 
     period = PERIOD
@@ -214,7 +178,6 @@ class Integral(Counter):
         has_cpu: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__()
         self.definition, self.has_cpu = f"{definition}; sampled every {PERIOD:g} s and integrated", has_cpu
         self._power, self._clock, self._lock = power, clock, threading.Lock()
         self._sum = 0.0
@@ -244,7 +207,6 @@ class Rapl(Counter):
     """
 
     def __init__(self, sys: Path = SYS) -> None:
-        super().__init__()
         named = {zone: text(zone / "name") for zone in sorted(sys.glob("class/powercap/intel-rapl:*"))}
         kinds = {zone: name.split("-")[0] for zone, name in named.items() if name.startswith(("package", "dram"))}
         if "package" not in kinds.values():
@@ -284,7 +246,6 @@ class NvmlCounter(Counter):
     AGES = 20
 
     def __init__(self, gpu: Gpu, clock: Callable[[], float] = time.perf_counter) -> None:
-        super().__init__()
         self._gpu, self._clock = gpu, clock
         self._joules, self._until = 0.0, -math.inf
         self.joules()
@@ -313,23 +274,19 @@ def ina3221(sys: Path = SYS) -> Integral:
     rails = next((total for total in TOTALS if channels.keys() >= set(total)), None)
     if rails is None:
         raise UnreadableError(f"no known sum of the INA3221's rails {', '.join(channels)} is this board's power")
-    files = [channels[rail] for rail in rails]
+
+    def microwatts(label: Path) -> int:
+        n = label.name[2]
+        if (power := label.with_name(f"power{n}_input")).exists():
+            return number(power)
+        return number(label.with_name(f"in{n}_input")) * number(label.with_name(f"curr{n}_input"))
 
     def power() -> float:
-        return sum(map(_channel_microwatts, files)) / 1e6
+        return sum(microwatts(channels[rail]) for rail in rails) / 1e6
 
     power()  # raises where a channel cannot be read
     what = f"INA3221 rail{'s' if len(rails) > 1 else ''} {' + '.join(rails)}"
     return Integral(power, f"{what}: the module, idle power and other work included, no carrier board", has_cpu=True)
-
-
-def _channel_microwatts(label: Path) -> int:
-    """Return the power of the channel that has this label file."""
-    n = label.name[2]
-    power = label.with_name(f"power{n}_input")
-    if power.exists():
-        return number(power)
-    return number(label.with_name(f"in{n}_input")) * number(label.with_name(f"curr{n}_input"))
 
 
 def of_gpu(gpu: Gpu) -> Counter:

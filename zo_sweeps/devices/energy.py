@@ -10,25 +10,20 @@ from typing import Any
 
 import psutil
 
-from zo_sweeps.devices.counters import SYS, Counter, Gpu, Rapl, UnreadableError, ina3221, numbers, of_gpu, text
+from zo_sweeps.devices.counters import SYS, Counter, Gpu, Rapl, Ticker, UnreadableError, ina3221, numbers, of_gpu, text
 from zo_sweeps.devices.probe import board, busy_cores, cores, jetson_profile
 
 
 class EnergyMeter:
     """Joules, temperature, clock and throttling of a device; as a context, it reads what has to be read in between.
 
-    Args:
-        counter: of the device's joules; None: there is none.
-        condition: of the device; None: it is not read.
-        reason: why there is no counter.
-
-    Attributes:
-        reason: why joules are NaN; "" as long as they are not.
+    Without a counter, or while it cannot be read, joules are NaN, and `reason` says why.
     """
 
     def __init__(self, counter: Counter | None, condition: HostCondition | Gpu | None = None, reason: str = "") -> None:
         self._counter, self._condition, self.reason = counter, condition, reason
-        self._own = _OwnWork()
+        self._cpu = cpu_seconds()
+        self._ticker: Ticker | None = None
 
     @classmethod
     def of(cls, device: Any, sys: Path = SYS) -> EnergyMeter:
@@ -80,32 +75,22 @@ class EnergyMeter:
         machine spent since the last report, if the joules are of its processor.
         """
         report = {} if self._condition is None else self._condition.read()
-        if self._counter is not None and self._counter.has_cpu and (share := self._own.share()) is not None:
-            report["own_share"] = share
+        if self._counter is not None and self._counter.has_cpu:
+            (own, every), last = cpu_seconds(), self._cpu
+            if every > last[1]:
+                self._cpu = (own, every)
+                report["own_share"] = min(1.0, (own - last[0]) / (every - last[1]))
         return report
 
     def __enter__(self) -> EnergyMeter:
-        if self._counter is not None:
-            self._counter.start()
+        if self._counter is not None and self._counter.period:
+            self._ticker = Ticker("energy-meter", self._counter.period, self._counter.joules)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._counter is not None:
-            self._counter.stop()
-
-
-class _OwnWork:
-    """This process's part of the machine's busy CPU time, from one call to the next."""
-
-    def __init__(self) -> None:
-        self._last = cpu_seconds()
-
-    def share(self) -> float | None:
-        (own, every), last = cpu_seconds(), self._last
-        if every <= last[1]:
-            return None
-        self._last = (own, every)
-        return min(1.0, (own - last[0]) / (every - last[1]))
+        if self._ticker is not None:
+            self._ticker.stop()
+            self._ticker = None
 
 
 def _uuid(device: Any) -> str:
@@ -138,11 +123,7 @@ class HostCondition:
     a cooling device that lowers a clock is on; "power" if a counter ocN_event_cnt (Jetson: under-voltage, over-current)
     has grown whose ocN_throt_en is 1.
 
-    Args:
-        gpu: whether the clock is that of a Jetson's GPU.
-
-    Attributes:
-        definition: of the readings, in one line.
+    With `gpu`, the clock is that of a Jetson's GPU. `definition` describes the readings in one line.
     """
 
     def __init__(self, *, gpu: bool, sys: Path = SYS) -> None:

@@ -60,25 +60,15 @@ def direction_numbers(arch: Arch, rank: int) -> int:
 
 @dataclass(frozen=True)
 class Batches:
-    """The rows of a trial's largest forwards.
+    """The rows of a trial's largest forwards."""
 
-    Args:
-        longest: tokens of the longest text.
-        step: of a training step, at each point.
-        scoring: of dev and test; none: no rows are scored.
-        points: points per forward of a step.
-        all_logits: whether a step computes the logits of every position, not only one per text.
-        longest_row: tokens of the longest row, behind which a prefix is masked; 0: `longest`.
-        generated: of the largest generation; none: nothing is generated.
-    """
-
-    longest: int
-    step: ForwardRows
-    scoring: ForwardRows = NO_ROWS
-    points: int = 1
-    all_logits: bool = False
-    longest_row: int = 0
-    generated: GeneratedRows = NOTHING
+    longest: int  # tokens of the longest text
+    step: ForwardRows  # of a training step, at each point
+    scoring: ForwardRows = NO_ROWS  # of dev and test
+    points: int = 1  # per forward of a step
+    all_logits: bool = False  # whether a step computes the logits of every position, not only one per text
+    longest_row: int = 0  # tokens of the longest row, behind which a prefix is masked; 0: `longest`
+    generated: GeneratedRows = NOTHING  # of the largest generation
 
     @property
     def places(self) -> float:
@@ -101,63 +91,24 @@ def memory_by_part(
 ) -> dict[Part, float]:
     """Estimate the peak bytes of a trial, by part, beyond an empty process with torch imported (RUNTIME_BYTES).
 
-    The peak is that of a step, of the forward that scores the most rows, or of a generation, whichever is the largest;
-    of each, the largest of the moments below.
-
-    With W = the stored weights, b = bytes per activation, N T = the tokens of a step's rows at all points, and points =
-    1, q, 2, 2q per forward for the modes sequential, outer, inner, both:
+    The peak is that of a step, of the forward that scores the most rows, or of a generation, whichever is the largest.
 
         zero_shot   W + F
         zo          W + F + S,   PEFT: S = 4 * trainable * (2 + state_copies + points) + b * frozen
                                  (state, copies, one z)
                                  full, codes: S = 4 * state_copies * trainable
-        fo          PEFT: W + 4 * trainable * (2 + state_copies) + B
+        fo          PEFT: W + 4 * trainable * (2 + state_copies) + B; layer by layer, gradients of one layer
                     full: P * (2 b + 4 * state_copies) + B, b = trained_bytes  (weights, gradients, states)
-                    either, in mixed precision: b = mixed_bytes in B, and 6 N T D L bytes more (the norms' outputs in
-                    fp32); PEFT also mixed_bytes of each multiplied weight, of one layer with `recomputes` (full: those
-                    of a layer are gone when its gradients, which are larger, are there)
                     either, with `on_host`: one more copy of what is trained, B at least 20 * largest
-        F = max(N T b (3D + max(4Q + 2K, 2Q + 5K)),  (the embeddings, a layer's input, its norm, and q, k, v with those
-                                                    rotated: of q three more, then of k)
-                N T b (H D + A I),             (the embeddings, the inputs of the layer and of its second half, its
-                                                    norm, and gate, up and their product: H = 4, A = 3)
-                N T b (3D + Q + 4K + 2r),      (factors of rank r beside the projection v: x A^T, and it scaled)
-                N T b (H D + G I) + M(matrix), (the product with up, into which goes the weight M computes anew)
-                b D (N T + K') + logits_bytes / 2 + M(V D),  (the last hidden states, K' places of them, the head, and
-                                                    fp32 logits; of a masked model M(V D + D^2 + 2 V))
-                b D (N T + K') + logits_bytes)      (and their exponentials)
-            + 24 T (batch, and again N if points > 1)  (ids, mask, positions, which points repeat), 64 K' (128 of a
-            text that is scored), rotary tables; behind a prefix 5 N T * attended  (the mask as booleans and in fp32);
-            in rows that several texts share N T * packed  (booleans alone), and tables of every row
-        or, where points of a full space share a forward, N T b D + 12 points * arch.written if more  (noise, sums and
-            their stack)
-        H = 4; 6 in a causal model without a gate  (position embeddings, and their sum with the words')
-        A = 3 with a gate, else 2  (an activation's input and output); at least 4 with an activation of several
-            operations; one more with gate and up in one product, which lives on; G = 2 with a gate, else 1
-        M(n) = 4 n for a full space at one point per forward (a weight at the point, in fp32), + b n if b < 4 (that,
-            rounded); n (8 + b) without `in_parts` (the noise, a temporary of it, and the weight); n for codes; 0 for
-            PEFT, and if points share a forward: directions of the full space stay products of thin factors then, and
-            no weight is perturbed
-        a step of a full space also takes 8 * largest in its update, without activations (none if `adds_noise` in fp32)
-        B = N T (L b (6D + 2Q + 4K + C I) + 8D L)  (kept for the backward pass: the norms' inputs in fp32)
-            PEFT: L b (2Q + 2K + (C - 1) I + inputs / L) if less (q, k, v, SDPA's result, gate, its activation, up; a
-            frozen weight's product keeps no input), and b (J I + 2D) of the layer that the backward pass is in
-            C = J = 4 with a gate, C = J = 2 without; C = 5, J = 4 without, with an activation of several operations
-            + 2.5 * logits_bytes  (logits, exponentials, and three of the gradient)
-            with `recomputes` the bracket is one layer's (L = 1), and L D b of inputs are added
-            with `is_layerwise` that one is of `part_of` the rows (of rows that several texts share, of the tokens, or
-            the longest text), the logits of `part_of` the places, D b more of the gradient df/dx are added, and PEFT
-            has the gradients of one layer
-        scoring     W + S + F of `scored_tokens` instead of N T
-        generation  W + S + 2 b K R (L t + t / 2) + 4 drawn + F of R rows, the larger of: the prompts, t = prompt, and
-                    the last token forwarded, t = prompt + new - 1  (keys and values; of one layer twice, as they grow;
-                    factors and vectors of directions, which its forwards share; noise of sampled tokens)
-        codes       M + largest * (4 + b)  (a decoded matrix, while it is multiplied)
+        scoring     W + S + F of the scored rows
+        generation  W + S + F of its rows, with their keys and values
+        full        8 * largest in a step's update, without activations (none if `adds_noise` in fp32)
         sparse      + trainable * (8 + b)  (indices, first values); over codes 16 + b  (where they are among the kept)
 
-    where D = hidden size, I = feed-forward size, Q, K = widths of queries and keys, L = layers, matrix = elements of a
-    layer's largest, or of its stacked experts, largest = those of the model's largest matrix. Attention is SDPA without
-    a mask: no T x T matrix is formed, but behind a prefix.
+    where W = the stored weights, P = their number, b = bytes per activation, largest = elements of the model's largest
+    matrix, points = 1, q, 2, 2q per forward for the modes sequential, outer, inner, both. F and B are the largest
+    moments of a forward and of a backward pass, which `_Forwards` and `_backward` list. Attention is SDPA without a
+    mask: no T x T matrix is formed, but behind a prefix.
 
     Estimate over the tensors alive at the peak (`devices.tensors`; a Llama of 0.3 M weights on a CPU, fp32): a step of
     texts of one length 1.00 to 1.01 in zeroth order, FO-LoRA-FA 1.36; with texts that share rows up to 1.42, as the
@@ -214,6 +165,7 @@ def memory_by_part(
         updating = 5 * FP32 * largest * on_host if moves_base else 0
     elif moves_base:
         of_codes = space.theta is Theta.CODES
+        # a weight at the point in fp32, and rounded; or the noise, a temporary of it, and the weight
         moved = 1 if of_codes else FP32 + b * (b < FP32) if in_parts else 2 * FP32 + b
         step = forwards.step(batches, moved, head_moves=not of_codes)
         parts[Part.TRAINABLE] = FP32 * states * trainable
@@ -246,20 +198,14 @@ def _gated(arch: Arch) -> bool:
 
 @dataclass(frozen=True)
 class _Forwards:
-    """F of `memory_by_part`: the parts at the largest moment of a forward.
-
-    Args:
-        value_bytes: b; longest: T; rank: r.
-        decoded: M(matrix) of weights that are stored as codes.
-        attended: length of a row of the attention's mask, with the prefix; 0: there is none.
-    """
+    """F of `memory_by_part`: the parts at the largest moment of a forward."""
 
     arch: Arch
-    value_bytes: float
-    longest: int
-    decoded: float
-    attended: float
-    rank: int
+    value_bytes: float  # of an activation
+    longest: int  # tokens of the longest text
+    decoded: float  # bytes of a matrix that is stored as codes, while it is multiplied
+    attended: float  # length of a row of the attention's mask, with the prefix; 0: there is none
+    rank: int  # of factors beside the projections; 0: there are none
 
     def scoring(self, rows: ForwardRows) -> dict[Part, float]:
         """Return the parts of a forward that scores rows."""
@@ -269,15 +215,17 @@ class _Forwards:
         """Return the parts of a step's forward.
 
         Args:
-            moved: bytes per entry of a weight of a full space at a point (M), where that has a forward of its own.
+            moved: bytes per entry of a weight of a full space at a point, where that has a forward of its own: it is
+                computed anew. Where points share a forward, directions stay products of thin factors.
             head_moves: whether the head's weight is one of these.
         """
         points, (tokens, texts, shared) = batches.points, batches.step
         rows = ForwardRows(points * tokens, points * texts, shared)
+        # ids, mask and positions, which points repeat
         ids = INDEX * (3 * tokens * (1 + (points if points > 1 else 0)) + 8 * points * batches.places)
         if moved is None:
             return self._largest(rows, points * batches.places, ids)
-        if points > 1:
+        if points > 1:  # noise, sums and their stack
             return self._largest(rows, points * batches.places, ids, written=3 * FP32 * points * self.arch.written)
         return self._largest(rows, batches.places, ids, moved, moved * head_moves)
 
@@ -287,6 +235,7 @@ class _Forwards:
         arch, moments = self.arch, []
         for length, tokens in ((prompt, prompt), (prompt + new - 1, 1)):
             forward = self._largest(ForwardRows(rows * tokens, rows), rows, 2 * INDEX * rows * length)
+            # keys and values; those of one layer twice, as they grow
             cache = 2 * self.value_bytes * arch.kv_heads * arch.head_width * rows * length * (arch.layers + 0.5)
             forward[Part.ACTIVATIONS] += cache
             forward[Part.WORKSPACE] += FP32 * drawn
@@ -300,23 +249,29 @@ class _Forwards:
         width, inner, vocabulary = arch.width, arch.inner, arch.vocabulary
         attending, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
         gated, fused = _gated(arch), "gate_up" in arch.linears
-        held = 4 if gated or arch.masked else 6  # vectors of the layers' width beside the feed-forward's
+        # The embeddings, the inputs of the layer and of its second half, its norm; in a causal model without a gate the
+        # position embeddings, and their sum with the words'.
+        held = 4 if gated or arch.masked else 6
         value = rows.tokens * b
+        # the embeddings, a layer's input, its norm, and q, k, v with those rotated: of q three more, then of k
         attention = value * (3 * width + max(4 * attending + 2 * keys, 2 * attending + 5 * keys))
+        # gate, up and their product; else an activation's input and output; gate and up in one product live on
         between = max(4 if arch.composed else 2, 3 * gated) + fused
         activated = value * (held * width + between * inner)
+        # beside the projection v: x A^T, and it scaled
         thin = value * (3 * width + attending + 4 * keys + 2 * self.rank) if self.rank else 0
-        product = value * (held * width + (1 + gated) * inner)
+        product = value * (held * width + (1 + gated) * inner)  # with up, whose weight may be computed anew
         rotary = 2 * (rows.tokens if rows.shared else self.longest) * arch.head_width * b
+        # the mask: of booleans, and behind a prefix in fp32 as well
         rotary += rows.tokens * (self.attended * (1 + FP32) or min(rows.shared, rows.tokens))
-        last = b * width * (rows.tokens + places)
+        last = b * width * (rows.tokens + places)  # the last hidden states, and those whose logits are computed
         logits = logits_bytes(1, places, vocabulary) + FP32 * places
         decoder = width * vocabulary + arch.masked * (width * width + 2 * vocabulary)  # with the head's layer, biases
         moments: list[dict[Part, float]] = [
             {Part.ACTIVATIONS: max(attention, activated, thin) + rotary},
             {Part.ACTIVATIONS: product + rotary, Part.WORKSPACE: self.decoded + moved * _matrix(arch)},
             {Part.ACTIVATIONS: last, Part.LOGITS: logits / 2, Part.WORKSPACE: head * decoder},
-            {Part.ACTIVATIONS: last, Part.LOGITS: logits},
+            {Part.ACTIVATIONS: last, Part.LOGITS: logits},  # and their exponentials
             {Part.ACTIVATIONS: value * width, Part.WORKSPACE: written},
         ]
         largest = max(moments, key=lambda moment: sum(moment.values()))
@@ -334,7 +289,11 @@ def _backward(
     recomputes: bool = False,
     layerwise: bool = False,
 ) -> dict[Part, float]:
-    """Return B of `memory_by_part` by part, with the batch's ids and a decoded matrix.
+    """Return B of `memory_by_part` by part, what is kept for the backward pass, with the ids and a decoded matrix.
+
+    The activations of all layers; if a step `recomputes`, those of one layer and the inputs of all; if it is
+    `layerwise`, that one's of `part_of` the rows, and the gradient of the hidden states. Logits with their exponentials
+    and three tensors of the gradient.
 
     Args:
         inputs: values per token of the inputs of products with trained factors, all layers; None: all products'.
@@ -343,13 +302,16 @@ def _backward(
     width, inner, layers = arch.width, arch.inner, arch.layers
     attending, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
     tokens, places, gated = batches.step.tokens, batches.places, _gated(arch)
-    a, norms = (mixed, 14) if mixed else (value_bytes, 8)
+    a, norms = (mixed, 14) if mixed else (value_bytes, 8)  # the norms' inputs in fp32; if mixed, their outputs, too
     kept_inner, frozen_inner = (4, 3) if gated else (5, 4) if arch.composed else (2, 1)
+    # q, k, v, SDPA's result, gate, its activation, up; a frozen weight's product keeps no input
     every = 6 * width + 2 * attending + 4 * keys + kept_inner * inner
     thin = 2 * attending + 2 * keys + frozen_inner * inner
     bracket = every if inputs is None else min(every, thin + inputs / layers)
     per_layer = tokens * (a * bracket + norms * width)
+    # of the layer that the backward pass is in
     passing = tokens * a * ((4 if gated or arch.composed else 2) * inner + 2 * width) * (bracket < every)
+    # weights in the products' format; of a full space they are gone when its gradients, which are larger, are there
     casts = 0 if moves_base else mixed * sum(out * into for out, into in arch.linears.values())
     activations = layers * (per_layer + casts) + passing
     if recomputes:
@@ -374,17 +336,9 @@ def _part(batches: Batches) -> float:
 def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: int, entries: int) -> int:
     """Estimate the peak bytes, on the device, of computing a sensitive mask from samples of T tokens.
 
-    The sum of
-
-        weights                     b P
-        inputs of the layers        b L T D         (a layer's activations are computed again: `engine.first_order`)
-        one layer's activations     as `memory_by_part` has them for backpropagation, and the logits
-        one layer's attention       16 H T^2        (unfused, to be deterministic: T x T matrices in fp32)
-        one gradient                (b + 4) I D     (moved to main memory and squared there)
-        scores                      min(4 * entries, SCORES_BYTES)
-
-    The scores beyond SCORES_BYTES (`entries` are the values that the mask may choose from) are not counted: they are in
-    main memory, if the device is a GPU with a memory of its own, otherwise in a file (`run.packages`).
+    The sum of the weights, the inputs of all layers, the activations, attention and gradient of one, the logits, and
+    the scores (`entries` are the values that the mask may choose from). Scores beyond SCORES_BYTES are not counted:
+    they are in main memory, if the device is a GPU with a memory of its own, otherwise in a file (`run.packages`).
 
     Estimate over measured bytes of tensors, both without weights and scores (Llamas of 58 M and 217 M on a CPU, T = 128
     to 1024; fp32, bf16, fp16): 0.92 to 2.2; too much where the logits and a layer's attention are alike, as only one of
@@ -394,7 +348,7 @@ def finding_memory(arch: Arch, value_bytes: float, tokens: int, answer_tokens: i
     batches = Batches(tokens, ForwardRows(tokens, 1), all_logits=answer_tokens > 1)
     weights = arch.parameters * value_bytes
     one_layer = sum(_backward(replace(arch, layers=1), value_bytes, batches).values())
-    inputs = arch.layers * tokens * arch.width * value_bytes
-    attention = 4 * FP32 * arch.heads * tokens**2
-    gradient = arch.inner * arch.width * (value_bytes + FP32)
+    inputs = arch.layers * tokens * arch.width * value_bytes  # activations are computed again: `engine.first_order`
+    attention = 4 * FP32 * arch.heads * tokens**2  # unfused, to be deterministic: T x T matrices
+    gradient = arch.inner * arch.width * (value_bytes + FP32)  # moved to main memory and squared there
     return int(weights + one_layer + inputs + attention + gradient + min(FP32 * entries, SCORES_BYTES))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,8 @@ class MemoryMeter:
     otherwise sampled. Jetson, where GPU and CPU share memory: the sum of both peaks, an upper bound, because they need
     not coincide; several GPUs likewise.
 
-    Args:
-        devices: torch devices or their names: one, or GPUs.
-
-    Attributes:
-        definition: the definition of the number, in one line, for the records.
-        baseline: bytes at the start, by the same definition.
-        above_baseline: the peak minus the baseline (0 or more), set by `stop()`.
+    It is made for torch devices or their names: one, or GPUs. `definition` says in one line what the number is;
+    `baseline` is that number at the start, and `above_baseline`, set by `stop()`, is what the peak has beyond it.
     """
 
     def __init__(self, *devices: Any) -> None:
@@ -102,7 +97,8 @@ class _HostPeak:
         self.definition = KERNEL if self._kernel else SAMPLED
 
     def start(self) -> int:
-        _trim()
+        with contextlib.suppress(OSError, AttributeError):  # glibc's alone: return freed memory to the system
+            ctypes.CDLL(None).malloc_trim(0)
         if self._sampler:
             self._sampler.stop()
         self._peak = 0
@@ -136,11 +132,3 @@ def _high_water() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise ValueError("no VmHWM in /proc/self/status")
-
-
-def _trim() -> None:
-    """Ask glibc to return freed memory to the system; do nothing where this call does not exist."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)

@@ -1,21 +1,34 @@
-"""A description of this host: processor, memory, GPU, libraries. Cheap; torch is imported only if there is a GPU."""
+"""This host: processor, memory, GPU and libraries, and its readings now. torch is imported only for a GPU."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import psutil
 
+from zo_sweeps.core.document import Shape, item
 from zo_sweeps.core.host import processor, version_of
+from zo_sweeps.devices import kernels
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.kind import Kind
 
+if TYPE_CHECKING:
+    from zo_sweeps.devices.energy import EnergyMeter
+
 BOARD = Path("/proc/device-tree/model")  # NVIDIA's boards write their name here
 LOAD = Path("/proc/loadavg")  # means over 1, 5 and 15 minutes, tasks that run now/all tasks, the last process
+L4T = Path("/etc/nv_tegra_release")
+NVPMODEL_STATUS = Path("/var/lib/nvpmodel/status")
 GPU_NODES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg")
 LIBRARIES = ("torch", "transformers", "ray")
 EDGE = "pip install 'zo-sweeps[edge]'"  # what a host without ExecuTorch needs to run exported programs
@@ -95,8 +108,7 @@ def busy_cores() -> float:
 
 def kinds_with_tools() -> list[type[Kind]]:
     """Return the kinds of trial that run tools."""
-    kinds = (registry.member("kind", name) for name in registry.names("kind"))
-    return [kind for kind in kinds if issubclass(kind, Kind) and kind.tools]
+    return [kind for kind in registry.members("kind").values() if issubclass(kind, Kind) and kind.tools]
 
 
 def has_cuda() -> bool:
@@ -127,3 +139,78 @@ def _gpus() -> tuple[list[str], int, int]:
     if not torch.cuda.is_available():
         return [], 0, 0
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())], *torch.cuda.mem_get_info(0)
+
+
+@dataclass(frozen=True)
+class Host(Shape):
+    """The static facts of a host: those of its `Probe`, and others."""
+
+    kind: str
+    profile: str
+    name: str
+    cores: int
+    memory_bytes: int
+    memory_free_bytes: int
+    ram_bytes: int
+    ram_free_bytes: int
+    unified: bool
+    gpus: tuple[str, ...]
+    versions: Mapping[str, str]
+    executorch: bool
+    tools: tuple[str, ...] = ()
+    l4t: str = ""  # the release of NVIDIA's system on a Jetson
+    codes: Mapping[str, str] = item(dict, most=10_000)  # see `kernels.troubles`
+    host: str = ""  # its name on the network
+
+
+@dataclass(frozen=True)
+class Reading(Shape):
+    """The readings of a host."""
+
+    ram_free_bytes: int
+    temperature: float | None = None  # Celsius; None where it cannot be read
+    power_mode: str = ""  # "" where there is none
+    watts: float | None = None  # now, or since the last reading; None without an energy meter
+    throttled: tuple[str, ...] = ()  # causes since the last reading
+
+
+def unchanging(troubles: Callable[[], Mapping[str, str]] = kernels.troubles) -> Host:
+    """Return the static facts of this host. Cost: see `probe` and `troubles`, which returns its `codes`."""
+    return Host.read({**probe(), "l4t": l4t(), "codes": dict(troubles()), "host": socket.gethostname()})
+
+
+def changing(meter: EnergyMeter) -> Reading:
+    """Return the readings of this host."""
+    condition = meter.report()
+    return Reading(
+        ram_free_bytes=psutil.virtual_memory().available,
+        temperature=condition.get("celsius"),
+        power_mode=power_mode(),
+        watts=meter.watts(),
+        throttled=tuple(condition.get("throttled", ())),
+    )
+
+
+def power_mode(status: Path = NVPMODEL_STATUS) -> str:
+    """Return a Jetson's power mode: its name from `nvpmodel -q`, else its number; "" on any other host."""
+    if program := shutil.which("nvpmodel"):
+        try:
+            output = subprocess.run([program, "-q"], capture_output=True, text=True, timeout=5).stdout
+        except (OSError, subprocess.SubprocessError):
+            output = ""
+        if match := re.search(r"NV Power Mode:\s*(\S+)", output):
+            return match[1]
+    try:
+        match = re.search(r"pmode:0*(\d+)", status.read_text())
+    except OSError:
+        return ""
+    return f"mode {match[1]}" if match else ""
+
+
+def l4t(release: Path = L4T) -> str:
+    """Return "36.4.3" from "# R36 (release), REVISION: 4.3, ..."; "" on a host that is not a Jetson."""
+    try:
+        match = re.search(r"R(\d+).*?REVISION:\s*([\d.]+)", release.read_text())
+    except OSError:
+        return ""
+    return f"{match[1]}.{match[2]}" if match else ""

@@ -26,21 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a machine does in one process, on its GPU or on `threads` threads, with nothing else running.
+    """What a machine does in one process, on its GPU or on `threads` threads, with nothing else running."""
 
-    Args:
-        device: name of the processor or the GPU.
-        threads: of torch.
-        operations: floating-point operations per second of a forward of the demo model.
-        start: seconds of the first trial of a process: imports, the first model.
-        load: the machine's load average when it was probed, per core.
-    """
-
-    device: str
-    threads: int
-    operations: float
-    start: float
-    load: float = field(default=0.0, compare=False)
+    device: str  # name of the processor or the GPU
+    threads: int  # of torch
+    operations: float  # floating-point operations per second of a forward of the demo model
+    start: float  # seconds of the first trial of a process: imports, the first model
+    load: float = field(default=0.0, compare=False)  # the machine's load average when it was probed, per core
 
 
 def known(device: str, threads: int) -> Speed | None:
@@ -80,17 +72,11 @@ EQUAL = 1.05  # a format whose time is within this factor of the shortest is as 
 
 @dataclass(frozen=True)
 class FormatTimes:
-    """The time of one layer's forward in each format.
+    """The time of one layer's forward in each format."""
 
-    Args:
-        seconds: precision -> seconds for each of ROWS.
-        rounding: precision -> relative distance of its numbers.
-        measured: the day, as YYYY-MM-DD.
-    """
-
-    seconds: Mapping[str, Sequence[float]]
-    rounding: Mapping[str, float]
-    measured: str
+    seconds: Mapping[str, Sequence[float]]  # precision -> seconds for each of ROWS
+    rounding: Mapping[str, float]  # precision -> relative distance of its numbers
+    measured: str  # the day, as YYYY-MM-DD
 
     @property
     def exact(self) -> str:
@@ -130,7 +116,7 @@ class FormatTimes:
 
 def plain_precisions() -> dict[str, Precision]:
     """Return the precisions that store weights as floating-point numbers, by name."""
-    members = {name: registry.member("precision", name) for name in registry.names("precision")}
+    members = registry.members("precision")
     return {name: one() for name, one in members.items() if issubclass(one, Precision) and not one.coded}
 
 

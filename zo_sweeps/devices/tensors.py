@@ -71,10 +71,12 @@ class Tensors(TorchDispatchMode):
             self._see(tensor, Part.WORKSPACE, born)
         result = func(*args, **kwargs)
         self._clock += 1
+        part = current()
         for tensor in _tensors(result):
-            self._see(tensor, self._part_of(tensor), self._clock)
+            is_gradient = tensor.shape == self._gradients and part is not Part.WORKSPACE
+            self._see(tensor, Part.TRAINABLE if is_gradient else part, self._clock)
         if func in WITHIN:
-            self._every.append(_Storage(WITHIN[func](*args), current(), self._clock, self._clock + 1))
+            self._every.append(_Storage(WITHIN[func](*args), part, self._clock, self._clock + 1))
         return result
 
     def regard(self, tensor: Tensor, part: Part) -> None:
@@ -95,10 +97,6 @@ class Tensors(TorchDispatchMode):
         For a weight that is used twice: autograd makes two gradients of it, of which only the sum is the parameter's.
         """
         self._gradients = shape
-
-    def _part_of(self, made: Tensor) -> Part:
-        part = current()
-        return Part.TRAINABLE if made.shape == self._gradients and part is not Part.WORKSPACE else part
 
     def at_peak(self) -> dict[Part, int]:
         """Return the bytes by part at the moment when most are alive, the first one of equals."""

@@ -18,7 +18,7 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import VERSION
 from zo_sweeps.devices.energy import EnergyMeter
-from zo_sweeps.devices.readings import changing, unchanging
+from zo_sweeps.devices.probe import changing, unchanging
 from zo_sweeps.fleet import gateway
 from zo_sweeps.schedule import cluster
 from zo_sweeps.schedule.ray_private import NODE, REACH, REACHED, Head

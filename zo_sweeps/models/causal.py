@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -56,11 +55,10 @@ class CausalModel:
         self.max_positions: int = self.arch.positions
         for name, layer in self.target_modules([ALL]).items():  # planning relied on `arch`
             role = next(role for role, path in self.arch.projections.items() if name.endswith(f".{path}"))
-            if features(layer) != self.arch.linears[role]:
-                what = (
-                    f"{name} has {features(layer)} features (out, in), and its configuration {self.arch.linears[role]}"
+            if (own := features(layer)) != (described := self.arch.linears[role]):
+                raise UserError(
+                    f"{name} has {own} features (out, in), and its configuration {described}", where="model"
                 )
-                raise UserError(what, where="model")
 
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
@@ -136,8 +134,7 @@ class CausalModel:
             batches[-1].append(i)
         texts = [""] * (points * len(prompts))
         for chunk in batches:
-            pick = None if choose is None else partial(_of_prompts, choose, chunk)
-            rows = self._continued([prompts[i] for i in chunk] * points, max_new_tokens, stops, pick, points)
+            rows = self._continued([prompts[i] for i in chunk] * points, max_new_tokens, stops, choose, points, chunk)
             places = [point * len(prompts) + i for point in range(points) for i in chunk]
             for i, row in zip(places, rows, strict=True):
                 texts[i] = self.tokenizer.decode(row, skip_special_tokens=True).strip()
@@ -150,9 +147,6 @@ class CausalModel:
 
     def generate_exactly(self, prompt: Sequence[int], new_tokens: int, choose: Choose | None = None) -> list[int]:
         """Return the continuation of `prompt` (token ids) by exactly `new_tokens` tokens, for timing.
-
-        Args:
-            choose: as for `generate`, of one row.
 
         Raises ValueError if they exceed the model's positions.
         """
@@ -172,14 +166,12 @@ class CausalModel:
         stops: Sequence[int] = (),
         choose: Choose | None = None,
         points: int = 1,
+        numbers: Sequence[int] = (0,),
     ) -> list[list[int]]:
         """Return the tokens that greedy generation appends to each prompt, in one batch, without the token of `stops`.
 
-        A row that has its stop leaves the batch, with its keys and values.
-
-        Args:
-            choose: as for `generate`, of the rows that are left.
-            points: P; the prompts are P equal groups.
+        A row that has its stop leaves the batch, with its keys and values. The prompts are a group per point, each of
+        those with these `numbers`, by which `choose` knows the rows that are left.
         """
         longest = max(map(len, prompts))
         if longest + new_tokens > self.max_positions:
@@ -206,7 +198,7 @@ class CausalModel:
                 continue_as(Part.LOGITS)
                 scores = self.head(output.last_hidden_state[:, -1]).float()
                 if choose is not None:
-                    scores = choose(rows.tolist(), step, scores)
+                    scores = choose([numbers[row % own] for row in rows.tolist()], step, scores)
             cache, chosen = output.past_key_values, scores.argmax(-1)
             going = ~torch.isin(chosen, last)
             for row, token, goes in zip(rows.tolist(), chosen.tolist(), going.tolist(), strict=True):
@@ -290,10 +282,6 @@ class CausalModel:
         return states[text, positions]
 
 
-def _of_prompts(choose: Choose, prompts: Sequence[int], rows: Sequence[int], token: int, logits: Tensor) -> Tensor:
-    return choose([prompts[row % len(prompts)] for row in rows], token, logits)
-
-
 @contextmanager
 def _at_points(rows: Tensor, own: int, points: int) -> Iterator[None]:
     """Tell the layers, within the block, how many of these rows each point has; it began with `own` of them."""
@@ -353,13 +341,7 @@ class MaskedLanguageModel(CausalModel):
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Return the last hidden states, [N, T, D]; those at padding are meaningless. Tokens attend to all others.
-
-        Args:
-            input_ids: [N, T].
-            attention_mask: [N, T], 1 at tokens; None when no row is padded.
-            positions: must be None: a row is one text.
-        """
+        """Return the last hidden states, as a causal model; tokens attend to all others, and a row is one text."""
         assert positions is None, "each text of a masked model needs a row of its own"
         base: Any = self.module.base_model
         states: Tensor = base(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import folder_at
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.models import families
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # any one of these sets
 INDEX = "model.safetensors.index.json"
+SHARD = 2**28  # bytes of a file that is written here, at least, except the last
 HEADS = {False: ("ForCausalLM", "LMHeadModel"), True: ("ForMaskedLM",)}  # class name endings, by `Arch.masked`
 
 
@@ -59,6 +63,10 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
 
 def read_header(file: Path) -> dict[str, int]:
     """Return tensor -> number of values of a safetensors file. Raises UserError for a damaged file."""
+
+    def damaged(what: str) -> UserError:
+        return UserError(f"{file.name} {what}", where=str(file), fix="download it again")
+
     total = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -66,19 +74,15 @@ def read_header(file: Path) -> dict[str, int]:
         if start.startswith(b"version "):
             raise UserError(f"{file.name} is a Git LFS pointer, not weights", where=str(file), fix="run `git lfs pull`")
         if 8 + length > total:
-            raise UserError(f"{file.name} is not a complete safetensors file", where=str(file), fix="download it again")
+            raise damaged("is not a complete safetensors file")
         try:
             header = json.loads(stream.read(length))
             tensors = {name: _tensor(entry) for name, entry in header.items() if name != "__metadata__"}
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            raise UserError(
-                f"{file.name} is not a safetensors file", where=str(file), fix="download it again"
-            ) from None
+            raise damaged("is not a safetensors file") from None
     end = 8 + length + max((end for _, end in tensors.values()), default=0)
     if end != total:
-        raise UserError(
-            f"{file.name} has {total} bytes where its header says {end}", where=str(file), fix="download it again"
-        )
+        raise damaged(f"has {total} bytes where its header says {end}")
     return {name: size for name, (size, _) in tensors.items()}
 
 
@@ -153,6 +157,18 @@ def _weight_files(folder: Path, where: str) -> tuple[Path, ...]:
             ".save_pretrained(new)` writes safetensors",
         )
     raise UserError("no weights (model.safetensors)", where=where)
+
+
+def in_shards(groups: Iterable[Mapping[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Yield tensors on the CPU in files of SHARD bytes; each mapping is emptied when the next one is asked for."""
+    held: dict[str, Tensor] = {}
+    for group in groups:
+        held |= group
+        if sum(tensor.nbytes for tensor in held.values()) >= SHARD:
+            yield held
+            held.clear()
+    if held:
+        yield held
 
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"

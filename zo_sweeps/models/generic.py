@@ -56,11 +56,12 @@ family = Family(describe)
 def _described(text: str) -> Arch:
     config = json.loads(text)
     kind = str(config["model_type"])
-    module = _on_meta(kind, config)
+    masked = is_masked(kind, config)
+    module = _on_meta(kind, config, masked)
     try:
         if kind in UNFIT:
             raise UserError(UNFIT[kind])
-        return _read(module, kind, is_masked(kind, config))
+        return _read(module, kind, masked)
     except UserError as error:
         raise UserError(f"model family {kind!r} cannot be served: {error.what}", where="model.arch") from None
 
@@ -70,16 +71,14 @@ def is_masked(kind: str, config: Mapping[str, Any]) -> bool:
 
     Raises UserError for a type that transformers does not have, or has only as something else than a language model.
     """
-    from transformers.models.auto.configuration_auto import (  # type: ignore[attr-defined]  # not in its __all__
-        CONFIG_MAPPING_NAMES,
-    )
+    from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     )
 
-    if kind not in CONFIG_MAPPING_NAMES:
-        close = difflib.get_close_matches(kind, CONFIG_MAPPING_NAMES, n=1)
+    if kind not in CONFIG_MAPPING:
+        close = difflib.get_close_matches(kind, CONFIG_MAPPING, n=1)
         fix = f"did you mean {close[0]!r}?" if close else "use one that this version of transformers has"
         raise UserError(f"unknown model family {kind!r}", where="model.arch", fix=fix)
     causal, masked = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -89,19 +88,18 @@ def is_masked(kind: str, config: Mapping[str, Any]) -> bool:
     return masked and not (causal and config.get("is_decoder"))
 
 
-def _on_meta(kind: str, config: Mapping[str, Any]) -> Any:
+def _on_meta(kind: str, config: Mapping[str, Any], masked: bool) -> Any:
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+    from transformers import AutoConfig
 
-    from zo_sweeps.models.load import quiet
+    from zo_sweeps.models.load import class_of, quiet
 
-    make: Any = AutoModelForMaskedLM if is_masked(kind, config) else AutoModelForCausalLM
     try:
         with quiet(), torch.device("meta"), torch.random.fork_rng(devices=[]):
             described = AutoConfig.for_model(**config)
             if reason := _not_text(described):
                 raise UserError(f"model family {kind!r} cannot be served: {reason}", where="model.arch")
-            return make.from_config(described).eval()
+            return class_of(masked).from_config(described).eval()
     except (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"invalid configuration of a {kind!r} model: {_one_line(error)}", where="model.arch") from None
     except (AssertionError, ImportError, RuntimeError) as error:
@@ -270,18 +268,14 @@ def _roles(shapes: Mapping[str, tuple[int, int]], mixture: bool) -> dict[str, st
 def _feed_forward(shapes: Mapping[str, tuple[int, int]], forward: list[str]) -> dict[str, str]:
     """Return role -> name of the projections of a feed-forward part, whose names are given in order."""
     *forward, down = forward
-    roles = {"down": down}
     (out, into), before = shapes[down], [shapes[path] for path in forward]
     if before == [(into, out)]:
-        roles["up"] = forward[0]
-    elif before == [(2 * into, out)]:
-        roles["gate_up"] = forward[0]
-    elif before == [(into, out)] * 2 and (gates := [p for p in forward if p.rpartition(".")[2].lower() in GATES]):
-        roles["gate"] = gates[0]
-        roles["up"] = next(path for path in forward if path != gates[0])
-    else:
-        raise UserError(f"its layers have no feed-forward part that is known: {', '.join(shapes)}")
-    return roles
+        return {"up": forward[0], "down": down}
+    if before == [(2 * into, out)]:
+        return {"gate_up": forward[0], "down": down}
+    if before == [(into, out)] * 2 and (gates := [p for p in forward if p.rpartition(".")[2].lower() in GATES]):
+        return {"gate": gates[0], "up": next(path for path in forward if path != gates[0]), "down": down}
+    raise UserError(f"its layers have no feed-forward part that is known: {', '.join(shapes)}")
 
 
 def _is_output(path: str) -> bool:
@@ -427,6 +421,6 @@ def _no_prefix(cache: Any, kv_heads: int, head: int) -> str:
     if not layers:
         return "its forward makes no cache of keys and values"
     shapes = {tuple(value.shape) for layer in layers for value in (layer.keys, layer.values)}
-    if shapes != {(3, kv_heads, 5, head)}:
+    if shapes != {(ROWS, kv_heads, TOKENS, head)}:
         return f"its cache holds tensors of {sorted(shapes)[0]}, not {kv_heads} heads of {head} for each token"
     return ""

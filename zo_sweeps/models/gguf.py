@@ -15,13 +15,12 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import Cached, cache_folder, locked, new_folder
 from zo_sweeps.core.host import version_of
 from zo_sweeps.models.checkpoint import FILE as TOKENIZER
-from zo_sweeps.models.checkpoint import INDEX
+from zo_sweeps.models.checkpoint import INDEX, in_shards
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIX = ".gguf"
-SHARD = 2**28  # bytes of weights per file, at least, except the last
 ARCHITECTURES = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3")  # those whose logits are tested
 # Keys of an architecture that transformers' reader leaves out -> what a configuration calls them.
 LEFT_OUT = {
@@ -60,7 +59,7 @@ def converted(file: Path, digest: str) -> Path:
 
     Raises UserError for a file that is damaged or has something that would be lost, without the package gguf, and if
     the folder cannot be written. Cost: none if the file was converted; else a read of it and 4 bytes written per
-    parameter. Memory: `SHARD`, and the largest tensor thrice.
+    parameter. Memory: a file of weights, and the largest tensor thrice.
     """
     folder = cache_folder() / "gguf" / f"{digest}-{version_of('transformers')}"
     if folder.is_dir():
@@ -229,22 +228,12 @@ def _tensors(reader: Any, config: Any, file: Path) -> Iterator[tuple[str, Tensor
 
 
 def _save(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
-    """Write tensors to files of at least `SHARD` bytes each, and an index of them."""
+    """Write tensors to files, and an index of them."""
     from safetensors.torch import save_file
 
     files: dict[str, str] = {}
-    held: dict[str, Tensor] = {}
-
-    def flush() -> None:
-        name = f"model-{len({*files.values()}) + 1:05}.safetensors"
-        save_file(held, str(folder / name), {"format": "pt"})
-        files.update(dict.fromkeys(held, name))
-        held.clear()
-
-    for name, tensor in tensors:
-        held[name] = tensor
-        if sum(tensor.nbytes for tensor in held.values()) >= SHARD:
-            flush()
-    if held:
-        flush()
+    for number, held in enumerate(in_shards({name: tensor} for name, tensor in tensors), start=1):
+        file = f"model-{number:05}.safetensors"
+        save_file(held, str(folder / file), {"format": "pt"})
+        files |= dict.fromkeys(held, file)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}, indent=2))

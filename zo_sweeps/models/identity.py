@@ -62,8 +62,12 @@ def unreachable(repo: str, revision: str) -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    status = _probe(repo, "config.json", revision)
-    if status == 200 and 404 == _probe(repo, "model.safetensors", revision) == _probe(repo, INDEX, revision):
+
+    def ask(name: str) -> int:  # the hub itself goes first, so that ten models wait for one timeout, not ten
+        return _head(constants.ENDPOINT) and _head(f"{constants.ENDPOINT}/{repo}/resolve/{revision}/{name}")
+
+    status = ask("config.json")
+    if status == 200 and 404 == ask("model.safetensors") == ask(INDEX):
         return "the hub has no safetensors weights for it at this revision (pickled weights are not loaded)"
     if status in (401, 403):
         return "the hub refuses access: accept the model's licence on its page and set HF_TOKEN"
@@ -76,7 +80,6 @@ def unreachable(repo: str, revision: str) -> str:
 
 def ask_hub_again() -> None:
     """Ask again at the next question: for a process that outlives a network."""
-    _answers.cache_clear()
     _head.cache_clear()
 
 
@@ -90,20 +93,6 @@ def _cached(repo: str, name: str, revision: str) -> Path | None:
         fix = "write ORGANISATION/NAME, or a folder that holds the model as /…, ~/… or ./…"
         raise UserError(f"{repo!r} is no id of a hub model", where="model.path", fix=fix) from None
     return Path(file) if isinstance(file, str) else None
-
-
-def _probe(repo: str, name: str, revision: str) -> int:
-    from huggingface_hub import constants
-
-    if not _answers(constants.ENDPOINT):
-        return 0
-    return _head(f"{constants.ENDPOINT}/{repo}/resolve/{revision}/{name}")
-
-
-@cache
-def _answers(endpoint: str) -> bool:
-    """Tell whether the hub answers; asked once per process, so that ten hub models wait for one timeout, not ten."""
-    return _head(endpoint) != 0
 
 
 @cache
@@ -128,15 +117,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 DEMO = Path(__file__).parent / "demo"
-TOKENIZER_PARTS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    CHAT_TEMPLATE,
+TOKENIZER_PARTS = (  # in this order in the fingerprint
+    *(TOKENIZER, "tokenizer.model", SETTINGS, SPECIAL),
+    *("added_tokens.json", "vocab.json", "merges.txt", CHAT_TEMPLATE),
 )
 NOT_IDENTITY = ("_name_or_path", "transformers_version")  # of config.json: where it was saved, and by which version
 WHOLE = 256 * 2**20  # files up to this size are hashed whole
@@ -146,22 +129,15 @@ BLOCK, BLOCKS = 64 * 2**10, 64  # larger files: bytes per block, and evenly spac
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """A model's status, for the planner.
+    """A model's status, for the planner."""
 
-    Args:
-        available, why: whether it can be loaded; the reason if not, or a note that it will be downloaded.
-        arch: None if its configuration is not known here.
-        tokenizer, front: None and () if there is no tokenizer.json here; the ids that a text starts with.
-        package: set if the model is one.
-    """
-
-    available: bool
-    why: str
+    available: bool  # whether it can be loaded
+    why: str  # the reason if not, or a note that it will be downloaded
     fingerprint: str = ""
     parameters: int = 0
-    arch: Arch | None = None
-    tokenizer: TokenizerFile | None = None
-    front: tuple[int, ...] = ()
+    arch: Arch | None = None  # None if its configuration is not known here
+    tokenizer: TokenizerFile | None = None  # None if there is no tokenizer.json here
+    front: tuple[int, ...] = ()  # ids that a text starts with
     package: Package | None = None
 
 
@@ -225,11 +201,21 @@ def fingerprint_model(model: Model) -> str:
         tokenizer = hashlib.sha256((DEMO / "tokenizer.json").read_bytes()).hexdigest()
         identity = {"arch": model.arch, "seed": model.seed, "tokenizer": tokenizer, "drawn": "by module"}
         return "random:" + fingerprint(identity)
+    return _stored(model)[0]
+
+
+def _stored(model: Model) -> tuple[str, Mapping[str, str]]:
+    """Return the identity of a model on disk, and file -> digest of the files that it is identified by."""
+    files: Mapping[str, str]
     if package := package_of(model):
-        return "package:" + package.contents.fingerprint
+        contents = package.contents
+        files = {str(package.folder / name): digest[:16] for name, digest in contents.files.items()}
+        return f"package:{contents.fingerprint}", files
     if file := gguf_file(model):
-        return "gguf:" + _identify_file(file)
-    return "local:" + _identify(folder_of(model))[1]
+        digest = _identify_file(file)
+        return f"gguf:{digest}", {str(file): digest}
+    _, digest, files = _identify(folder_of(model))
+    return f"local:{digest}", files
 
 
 def status(model: Model) -> ModelStatus:
@@ -329,11 +315,7 @@ def files_of(model: Model) -> Mapping[str, str]:
         return {}
     try:
         with reading():
-            if package := package_of(model):
-                return {str(package.folder / name): digest[:16] for name, digest in package.contents.files.items()}
-            if file := gguf_file(model):
-                return {str(file): _identify_file(file)}
-            return _identify(folder_of(model))[2]
+            return _stored(model)[1]
     except UserError:
         return {}
 

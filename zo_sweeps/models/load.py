@@ -52,28 +52,24 @@ def load(
     or other shapes, a hub model that cannot be downloaded, a family that cannot be served, a package that is
     damaged or of another precision. Cost: one read of the weights, two of a package.
     """
+    package: Package | None = None
+    commit = ""
     with quiet():
         if model.source == ModelSource.RANDOM:
             arch = families.describe(model.arch)
             module, tokenizer = _random(model.arch, arch, int(model.seed), dtype, codes)
-            return _wrapped(module.to(device), tokenizer, arch.masked)
-        on_hub = model.source == ModelSource.HUB
-        folder = snapshot(model) if on_hub else folder_of(model)
-        arch = read_checkpoint_info(folder).arch
-        if package := package_of(model):
-            return _wrapped(*_packaged(package, arch, dtype, device, codes), arch.masked, package=package)
-        module, tokenizer = _pretrained(folder, arch, dtype, device, codes)
-        # A hub snapshot's folder is named by its commit.
-        return _wrapped(module.to(device), tokenizer, arch.masked, commit=folder.name if on_hub else "")
+        else:
+            on_hub = model.source == ModelSource.HUB
+            folder = snapshot(model) if on_hub else folder_of(model)
+            arch, package, commit = read_checkpoint_info(folder).arch, package_of(model), folder.name if on_hub else ""
+            if package is None:
+                module, tokenizer = _pretrained(folder, arch, dtype, device, codes)
+            else:
+                module, tokenizer = _packaged(package, arch, dtype, device, codes)
+        return (MaskedLanguageModel if arch.masked else CausalModel)(module.to(device), tokenizer, commit, package)
 
 
-def _wrapped(
-    module: Any, tokenizer: Any, masked: bool, commit: str = "", package: Package | None = None
-) -> CausalModel:
-    return (MaskedLanguageModel if masked else CausalModel)(module, tokenizer, commit, package)
-
-
-def _class_of(masked: bool) -> Any:
+def class_of(masked: bool) -> Any:
     """Return the class in transformers that loads masked or causal models."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -135,7 +131,7 @@ def _pretrained(
         quantization = Quantization(codes, arch.names([ALL]), packaged)
         as_codes = {"quantization_config": quantization, "device_map": {"": str(device)}}
     try:
-        module, report = _class_of(arch.masked).from_pretrained(
+        module, report = class_of(arch.masked).from_pretrained(
             str(folder),
             **as_codes,
             dtype=dtype,
@@ -190,7 +186,7 @@ def _random(
         ids["pad_token_id"] = tokenizer.pad_token_id  # RoBERTa counts positions from it
     identity.must_fit_demo(arch)
     config = AutoConfig.for_model(**{**options, **ids})
-    make = partial(_class_of(arch.masked).from_config, config, dtype=dtype)
+    make = partial(class_of(arch.masked).from_config, config, dtype=dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if codes is None:
@@ -217,15 +213,13 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-Drawn = Callable[[Any, str], None]  # the model, and the qualified name of a module whose weights were just drawn
-
-
-def draw(make: Callable[[], Any], drawn: Drawn = lambda model, name: None) -> Any:
+def draw(make: Callable[[], Any], drawn: Callable[[Any, str], None] = lambda model, name: None) -> Any:
     """Return a model with random weights, initialized by transformers from the state of torch's CPU generator.
 
     Args:
         make: builds the model; called with `meta` as the default device, where it draws nothing.
-        drawn: called for each module; may put others in place of its children.
+        drawn: called with the model and each module's qualified name, once the module has its weights; may put others
+            in place of its children.
 
     Raises UserError for a model with tensors that transformers gives no values to, which a constructor alone does.
     """

@@ -26,11 +26,9 @@ MISSHAPEN = "misshapen_weights"  # attribute of a loaded model: [(name, stored s
 
 @register_quantization_config(NAME)
 class Quantization(QuantizationConfigMixin):
-    """What is stored how, in the form in which transformers passes it to the quantizer.
+    """How the projections of these names are stored, in the form in which transformers passes it to the quantizer.
 
-    Args:
-        names: qualified names of the projections that are stored as codes.
-        packaged: whether the checkpoint has no weights for them: see `restore`.
+    A `packaged` checkpoint has no weights for them: see `restore`.
     """
 
     def __init__(self, precision: WeightOnlyPrecision, names: Collection[str], packaged: bool = False) -> None:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import Cached, cache_folder, locked, replace_text, replacing
 from zo_sweeps.core.fingerprint import fingerprint
 
-Masks = dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, ascending
 VALUES = ".values"
 
 
@@ -30,7 +31,7 @@ VALUES = ".values"
 class StoredMask:
     """A mask, the entries of the weights that it was computed from, layer by layer, and the mask's fingerprint."""
 
-    masks: Masks
+    masks: dict[str, Tensor]  # layer -> [k] int64 flat indices into its weight, ascending
     values: dict[str, Tensor]
 
     @property
@@ -65,12 +66,20 @@ def get(key: Mapping[str, Any], find: Callable[[], StoredMask], where: Path | No
         fix = "set ZO_SWEEPS_CACHE to a writable folder"
         raise UserError(f"cannot store masks ({error.strerror})", where=str(store), fix=fix) from None
     name = fingerprint(key)
+    file, sidecar = store / f"{name}.safetensors", store / f"{name}.json"
     with locked(store / f"{name}.lock"):
-        stored = _read(store, name)
-        if stored is None:
-            stored = find()
-            _write(store, name, stored, key)
-    return stored
+        try:
+            mark, mask = json.loads(sidecar.read_text(encoding="utf-8"))["fingerprint"], read_file(file)
+            if mark == mask.fingerprint:
+                return mask
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            pass  # absent or damaged
+        mask = find()
+        write_file(file, mask)
+        sizes = {"entries": sum(map(len, mask.masks.values())), "layers": len(mask.masks)}
+        facts = {"fingerprint": mask.fingerprint, **sizes, "found_from": key}
+        replace_text(sidecar, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    return mask
 
 
 def stored() -> Iterator[Cached]:
@@ -82,39 +91,15 @@ def stored() -> Iterator[Cached]:
             yield Cached("mask", mark, tuple(paths[:2]), paths[2])
 
 
-def _read(store: Path, name: str) -> StoredMask | None:
-    from safetensors import SafetensorError
-
-    try:
-        sidecar = json.loads((store / f"{name}.json").read_text(encoding="utf-8"))
-        stored = read_file(store / f"{name}.safetensors")
-    except (OSError, ValueError, KeyError, SafetensorError):
-        return None
-    whole = isinstance(sidecar, dict) and sidecar.get("fingerprint") == stored.fingerprint
-    return stored if whole else None
-
-
 def read_file(file: Path) -> StoredMask:
     """Return the mask in a file. Raises OSError, SafetensorError or KeyError if it holds none."""
-    from safetensors.torch import load_file
-
     tensors = load_file(str(file))
     masks = {layer: index.long() for layer, index in tensors.items() if not layer.endswith(VALUES)}
     return StoredMask(masks, {layer: tensors[layer + VALUES] for layer in masks})
 
 
-def _write(store: Path, name: str, stored: StoredMask, key: Mapping[str, Any]) -> None:
-    masks = stored.masks
-    write_file(store / f"{name}.safetensors", stored)
-    entries = sum(map(len, masks.values()))
-    sidecar = {"fingerprint": stored.fingerprint, "entries": entries, "layers": len(masks), "found_from": key}
-    replace_text(store / f"{name}.json", json.dumps(sidecar, indent=2, sort_keys=True) + "\n")
-
-
 def write_file(file: Path, stored: StoredMask) -> None:
     """Write a mask to a file, which appears by rename."""
-    from safetensors.torch import save_file
-
     tensors = {layer: index.to("cpu", torch.int32).contiguous() for layer, index in stored.masks.items()}
     tensors |= {layer + VALUES: values.to("cpu").contiguous() for layer, values in stored.values.items()}
     with replacing(file) as part:

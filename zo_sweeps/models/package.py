@@ -22,6 +22,7 @@ from zo_sweeps.core.host import version_of
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import Precision
+from zo_sweeps.models.checkpoint import in_shards
 from zo_sweeps.models.gguf import SUFFIX
 
 if TYPE_CHECKING:
@@ -32,30 +33,20 @@ if TYPE_CHECKING:
     from zo_sweeps.models.mask_store import StoredMask
 
 FILE, MASK, CODES = "package.json", "mask.safetensors", "codes-"
-SHARD = 2**28  # bytes of codes per file, at least, except the last
 
 Codes = tuple[str, Mapping[str, "Tensor"]]  # a layer's qualified name, and the buffers of its codes
 
 
 @dataclass(frozen=True)
 class PackageContents:
-    """What package.json says.
+    """What package.json says."""
 
-    Args:
-        precision: as `Precision.to_json` writes it.
-        model: fingerprint of the model that it was made from.
-        text: fingerprint of the text whose gradients were taken; "" for none.
-        mask: what the mask was computed from (`Space.found_from`); None without one.
-        files: name -> SHA-256 of every other file.
-        versions: package -> version, of what made it; not part of the identity.
-    """
-
-    precision: Mapping[str, Any]
-    model: str
-    text: str
-    mask: Mapping[str, Any] | None
-    files: Mapping[str, str]
-    versions: Mapping[str, str]
+    precision: Mapping[str, Any]  # as `Precision.to_json` writes it
+    model: str  # fingerprint of the model that it was made from
+    text: str  # fingerprint of the text whose gradients were taken; "" for none
+    mask: Mapping[str, Any] | None  # what the mask was computed from (`Space.found_from`); None without one
+    files: Mapping[str, str]  # name -> SHA-256 of every other file
+    versions: Mapping[str, str]  # package -> version, of what made it; not part of the identity
 
     @property
     def fingerprint(self) -> str:
@@ -89,10 +80,11 @@ class Package:
         for name in sorted(name for name in self.contents.files if name.startswith(CODES)):
             with safe_open(str(self.folder / name), "pt", device=str(device)) as file:
                 of_layer: dict[str, list[str]] = {}
-                for key in file.keys():  # noqa: SIM118  # `file` is no mapping
+                keys: list[str] = file.keys()
+                for key in keys:
                     of_layer.setdefault(key.rpartition(".")[0], []).append(key)
-                for layer, keys in of_layer.items():
-                    yield layer, {key.rpartition(".")[2]: file.get_tensor(key) for key in keys}
+                for layer, own in of_layer.items():
+                    yield layer, {key.rpartition(".")[2]: file.get_tensor(key) for key in own}
 
     def mask(self) -> StoredMask:
         """Return the mask, and the values of its entries in the plain weights."""
@@ -160,12 +152,7 @@ def write(
 
 
 def add_mask(folder: Path, stored: StoredMask, found_from: Mapping[str, Any], text: str) -> None:
-    """Add a mask to the package in a folder.
-
-    Args:
-        found_from: what it was computed from.
-        text: fingerprint of the text.
-    """
+    """Add a mask, computed from these settings and the text with this fingerprint, to the package in a folder."""
     from zo_sweeps.models.mask_store import write_file
 
     package = read(folder)
@@ -178,24 +165,12 @@ def _write_codes(folder: Path, codes: Iterable[Codes]) -> set[str]:
     """Write the codes; return the prefixes of the tensors in a `state_dict` that they replace."""
     from safetensors.torch import save_file
 
-    coded: set[str] = set()
-    held: dict[str, Tensor] = {}
-    written = 0
-
-    def flush() -> None:
-        nonlocal written
-        written += 1
-        save_file(held, str(folder / f"{CODES}{written:05}.safetensors"))
-        held.clear()
-
-    for layer, buffers in codes:
-        coded |= {f"{layer}.weight", f"{layer}.codes."}
-        held |= {f"{layer}.{name}": buffer.cpu().contiguous() for name, buffer in buffers.items()}
-        if sum(tensor.nbytes for tensor in held.values()) >= SHARD:
-            flush()
-    if held:
-        flush()
-    return coded
+    layers: set[str] = set()
+    groups = ({f"{layer}.{name}": one.cpu().contiguous() for name, one in buffers.items()} for layer, buffers in codes)
+    for number, held in enumerate(in_shards(groups), start=1):
+        save_file(held, str(folder / f"{CODES}{number:05}.safetensors"))
+        layers |= {name.rpartition(".")[0] for name in held}
+    return {f"{layer}.{part}" for layer in layers for part in ("weight", "codes.")}
 
 
 def _describe(folder: Path, contents: PackageContents) -> None:

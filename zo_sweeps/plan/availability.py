@@ -18,11 +18,10 @@ from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts
 from zo_sweeps.models.identity import ModelStatus, status
 from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
 from zo_sweeps.plan.planned_memory import RowTokens, gold_only, memory_of, tokens_forwarded, too_long
-from zo_sweeps.tasks.chat import chat_of
-from zo_sweeps.tasks.data import DataStatus, check, drawn_marks
+from zo_sweeps.tasks.data import DataStatus, check, drawn_marks, facts
 from zo_sweeps.tasks.encode import room_of
-from zo_sweeps.tasks.local_rows import facts
 from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.tasks.templates import chat_of
 
 if TYPE_CHECKING:
     from zo_sweeps.methods.arch import Arch

@@ -27,8 +27,7 @@ from zo_sweeps.engine.packing import CAPACITY, MULTIPLE, grouped, pack, padded_t
 from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.evaluation import GENERATED_TOGETHER, SCORED_TOKENS
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.tasks import local_rows
-from zo_sweeps.tasks.chat import chat_of
+from zo_sweeps.tasks import data
 from zo_sweeps.tasks.encode import (
     MASKED_EDGES,
     Prompt,
@@ -42,7 +41,7 @@ from zo_sweeps.tasks.encode import (
     word_of,
 )
 from zo_sweeps.tasks.spec import TaskSpec
-from zo_sweeps.tasks.templates import uses
+from zo_sweeps.tasks.templates import chat_of, uses
 
 if TYPE_CHECKING:
     from zo_sweeps.models.identity import ModelStatus
@@ -68,7 +67,7 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
     around = chat_of(tokenizer, spec.system).tokens if spec.chat else len(front)
     room, most_bytes = room_of(spec, max_length, around), _most_bytes(spec)
     long = tokenised = 0
-    for split in local_rows.FILES:
+    for split in data.FILES:
         for number, line in enumerate(_lines(folder, split)):
             if not line.strip() or (number and most_bytes(len(line)) <= room):
                 continue
@@ -174,7 +173,7 @@ def tokens_forwarded(
         texts = {candidate.ids[:-1] for candidate in example.candidates}
         return len(example.candidates[example.gold].ids), [len(text) + 1 for text in texts]
 
-    lines = {split: [line for line in _lines(folder, split) if line.strip()] for split in local_rows.FILES}
+    lines = {split: [line for line in _lines(folder, split) if line.strip()] for split in data.FILES}
     train = lines["train"]
     taken = [lengths(line) for line in train[:: -(-len(train) // SAMPLE)]]
     longest = [texts for some in lines.values() for _, texts in map(lengths, heapq.nlargest(LONGEST, some, key=len))]
@@ -184,7 +183,7 @@ def tokens_forwarded(
 
 
 def _lines(folder: Path, split: str) -> list[bytes]:
-    return local_rows.path_of(folder, split).read_bytes().split(b"\n")
+    return data.path_of(folder, split).read_bytes().split(b"\n")
 
 
 def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any, max_length: int) -> bool:

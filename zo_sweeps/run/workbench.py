@@ -37,13 +37,12 @@ from zo_sweeps.models.causal import CausalModel, MaskedLanguageModel
 from zo_sweeps.models.load import divide, load
 from zo_sweeps.run.packages import prepared, sensitive_mask
 from zo_sweeps.run.recorder import Recorder
-from zo_sweeps.tasks.chat import chat_of
-from zo_sweeps.tasks.data import Row, digest_rows, load_splits
+from zo_sweeps.tasks.data import Row, digest_rows, facts, load_splits, mark
 from zo_sweeps.tasks.encode import Demonstrator, EncodedExample, demonstration, encode, encode_masked
 from zo_sweeps.tasks.kinds.verified import Verified
-from zo_sweeps.tasks.local_rows import facts, mark
 from zo_sweeps.tasks.scoring import ModelAnswers, compared, cut, evaluate, right
 from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.tasks.templates import chat_of
 from zo_sweeps.tasks.verifier import Verifier
 
 
@@ -58,7 +57,7 @@ class Warm:
 
 @dataclass(frozen=True)
 class EncodedSplits:
-    """A task's splits as tokens, the digest of the test split's rows, and the facts of `tasks.local_rows`."""
+    """A task's splits as tokens, the digest of the test split's rows, and the facts of `tasks.data`."""
 
     spec: TaskSpec
     train: list[EncodedExample]

@@ -9,23 +9,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import folder_at, reading
+from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.files import cache_folder, folder_at, new_folder, reading
+from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.host import version_of
+from zo_sweeps.methods.definition import identity
+from zo_sweeps.methods.metric import Of
 from zo_sweeps.methods.parts import Split
-from zo_sweeps.methods.task import Task
-from zo_sweeps.tasks import gym_rows, hub_rows, local_rows
-from zo_sweeps.tasks.local_rows import Mark
+from zo_sweeps.methods.task import Gym, Task
+from zo_sweeps.tasks import hub_rows
+from zo_sweeps.tasks.encode import render
 from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps.tasks.templates import LONGEST
 
 Row = dict[str, Any]
 T = TypeVar("T")
-Open = Callable[[str], tuple[int, Callable[[int], T]]]  # name of a split -> its size, index -> row
+Rows = tuple[int, Callable[[int], T]]  # how many, index -> row: those of the hub are read on demand
+FILES = ("train", "validation", "test")
 SHOTS_TEST_SEED = 42  # draws the test rows of MeZO's k-shot runs, whatever the run's own seed
 DRAWN = (  # the rule of `load_splits`, for readers of an archive
     "Rows are taken in the order of numpy.random.RandomState(split.seed).permutation(n), n its rows. "
@@ -48,23 +58,14 @@ class Splits:
 
 @dataclass(frozen=True)
 class DataStatus:
-    """The availability of a task's data.
-
-    Args:
-        available: whether it can be loaded here.
-        why: where it is, or why it cannot be loaded; one line.
-        fingerprint: "sha256:..." of the files' bytes, or "hf:path/name"; "" if not available.
-        marks: of the rows of each file, by split; empty for the hub.
-        row_bytes: mean bytes of a row, for estimates; 0 if it is not known before the data is loaded.
-        folder: where the files are; None for the hub.
-    """
+    """The availability of a task's data."""
 
     available: bool
-    why: str
-    fingerprint: str = ""
-    marks: Mapping[str, Sequence[Mark]] = field(default_factory=dict, repr=False)
-    row_bytes: float = 0.0
-    folder: Path | None = None
+    why: str  # where it is, or why it cannot be loaded; one line
+    fingerprint: str = ""  # "sha256:..." of the files' bytes, or "hf:path/name"; "" if not available
+    marks: Mapping[str, Sequence[Mark]] = field(default_factory=dict, repr=False)  # by split; empty for the hub
+    row_bytes: float = 0.0  # mean of the rows, for estimates; 0 if it is not known before the data is loaded
+    folder: Path | None = None  # None for the hub
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -81,13 +82,12 @@ def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
     """
     try:
         folder = _folder(task, data_dir)
-    except gym_rows.AbsentError as error:
+    except AbsentError as error:
         return DataStatus(False, str(error))
     if folder is None:
         if task.hub is None:
             return DataStatus(False, f"task {spec.name!r} is read from a local folder; set data.dir")
-        why_not = hub_rows.unreachable(task.hub)
-        if why_not:
+        if why_not := hub_rows.unreachable(task.hub):
             return DataStatus(False, f"{why_not}; set data.dir to a folder with {task.folder}/train.jsonl, ...")
         place = f"{hub_rows.label(task.hub)} (Hugging Face hub)"
         return DataStatus(True, place, hub_rows.label(task.hub), row_bytes=hub_rows.row_bytes(task.hub))
@@ -97,13 +97,14 @@ def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
         if not folder.is_dir():
             expected = "(expected train.jsonl, validation.jsonl and test.jsonl in it)"
             return DataStatus(False, f"no folder {folder} {expected}")
-        for split in local_rows.FILES:
-            path = local_rows.path_of(folder, split)
+        for split in FILES:
+            path = path_of(folder, split)
             if not path.is_file():
                 return DataStatus(False, f"no file {path}")
-            file_digest, marks[split] = local_rows.scan(path, spec)
+            stat = path.stat()
+            file_digest, marks[split] = _scanned(path, stat.st_mtime_ns, stat.st_size, spec)
             digest.update(f"{split} {file_digest}\n".encode())
-            total += path.stat().st_size
+            total += stat.st_size
     mean = total / max(sum(map(len, marks.values())), 1)
     return DataStatus(True, str(folder), f"sha256:{digest.hexdigest()[:32]}", marks, row_bytes=mean, folder=folder)
 
@@ -114,19 +115,9 @@ def files_of(task: Task, data_dir: str | None) -> Mapping[str, str]:
     Generated rows are in no file of the user's. Raises UserError for a file that cannot be read.
     """
     folder = None if task.gym else _folder(task, data_dir)
-    paths = [local_rows.path_of(folder, split) for split in local_rows.FILES] if folder is not None else []
+    paths = [path_of(folder, split) for split in FILES] if folder is not None else []
     with reading():
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths if path.is_file()}
-
-
-def read_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> list[Row]:
-    """Return every row of "train", "validation" or "test".
-
-    On the hub, whose test labels are hidden, "validation" and "test" are both the task's test split, as in MeZO. Raises
-    UserError if a row does not fit the task or the split cannot be read.
-    """
-    size, get = _open(spec, task, data_dir, split)
-    return [get(i) for i in range(size)]
 
 
 def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Splits:
@@ -139,7 +130,7 @@ def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) 
     Raises UserError if the data is missing, a row does not fit the task, or no row is left to train on.
     """
     is_hub = _folder(task, data_dir) is None
-    return Splits(*_draw(spec, task, split, is_hub, partial(_open, spec, task, data_dir), spec.gold))
+    return Splits(*_draw(spec, task, split, is_hub, partial(open_split, spec, task, data_dir), spec.gold))
 
 
 def drawn_marks(spec: TaskSpec, task: Task, split: Split, marks: Mapping[str, Sequence[Mark]]) -> dict[str, list[Mark]]:
@@ -147,47 +138,40 @@ def drawn_marks(spec: TaskSpec, task: Task, split: Split, marks: Mapping[str, Se
 
     Raises UserError as it does.
     """
-    opened: Open[Mark] = lambda name: (len(marks[name]), marks[name].__getitem__)
+    opened: Callable[[str], Rows[Mark]] = lambda name: (len(marks[name]), marks[name].__getitem__)
     train, dev, test = _draw(spec, task, split, False, opened, lambda one: one.gold)
     return {"train": train, "dev": dev, "test": test}
 
 
 def _draw(
-    spec: TaskSpec, task: Task, split: Split, is_hub: bool, opened: Open[T], gold: Callable[[T], int]
+    spec: TaskSpec, task: Task, split: Split, is_hub: bool, opened: Callable[[str], Rows[T]], gold: Callable[[T], int]
 ) -> tuple[list[T], list[T], list[T]]:
-    if split.shots:
-        return _shots(spec, split, is_hub, opened, gold)
-    seed, n_train, n_test = split.seed or 0, split.train, split.test
+    seed, test_seed = split.seed or 0, split.seed or 0
     n_dev = min(split.dev, task.dev_size or split.dev)
-
-    size, get = opened("train")
-    if is_hub:
-        drawn = permutation(size, seed)[: n_train + n_dev]
+    if split.shots:
+        train, dev = _shots(spec, split.shots, seed, is_hub, opened, gold)
+        test_seed = SHOTS_TEST_SEED
+    elif is_hub:
+        drawn = _first(opened("train"), seed, split.train + n_dev)
         rest = max(len(drawn) - n_dev, 0)
-        train, dev = [get(i) for i in drawn[:rest]], [get(i) for i in drawn[rest:]]
+        train, dev = drawn[:rest], drawn[rest:]
+        if split.train and not train:
+            what = f"task {spec.name!r} has {len(drawn)} training rows and dev takes {n_dev}; lower split.dev"
+            raise UserError(what)
     else:
-        train = [get(i) for i in permutation(size, seed)[:n_train]]
-        dev_size, get_dev = opened("validation")
-        dev = [get_dev(i) for i in permutation(dev_size, seed)[:n_dev]]
-    if n_train and not train:
-        raise UserError(f"task {spec.name!r} has {size} training rows and dev takes {n_dev}; lower split.dev")
-    test_size, get_test = opened("test")
-    return train, dev, [get_test(i) for i in permutation(test_size, seed)[:n_test]]
+        train, dev = _first(opened("train"), seed, split.train), _first(opened("validation"), seed, n_dev)
+    return train, dev, _first(opened("test"), test_seed, split.test)
 
 
 def _shots(
-    spec: TaskSpec, split: Split, is_hub: bool, opened: Open[T], gold: Callable[[T], int]
-) -> tuple[list[T], list[T], list[T]]:
+    spec: TaskSpec, shots: int, seed: int, is_hub: bool, opened: Callable[[str], Rows[T]], gold: Callable[[T], int]
+) -> tuple[list[T], list[T]]:
     if not spec.labels:
         raise UserError(f"split.shots draws rows by label, but the rows of task {spec.name!r} have none", where="split")
-    assert split.shots is not None
-    shots, seed = split.shots, split.seed or 0
 
     def by_label(name: str, start: int) -> list[T]:
-        size, get = opened(name)
         groups: list[list[T]] = [[] for _ in spec.labels]
-        for i in permutation(size, seed):
-            row = get(i)
+        for row in _shuffled(opened(name), seed):
             groups[gold(row)].append(row)
             if all(len(group) >= start + shots for group in groups):
                 break
@@ -195,54 +179,53 @@ def _shots(
 
     train = by_label("train", 0)
     dev = by_label("train", shots) if is_hub else by_label("validation", 0)
-    test_size, get_test = opened("test")
     if not dev:
         raise UserError(
             f"no label of task {spec.name!r} has more than {shots} rows, which leaves none for dev",
             where="split.shots",
             fix="lower it",
         )
-    chosen = permutation(test_size, SHOTS_TEST_SEED)[: split.test]
-    return train, dev, [get_test(i) for i in chosen]
+    return train, dev
 
 
-def digest_rows(spec: TaskSpec, rows: Sequence[Row]) -> str:
-    """Return SHA-256 (32 hex digits) of rows in order: of the columns that the task reads, whatever the source."""
-    digest = hashlib.sha256()
-    for row in rows:
-        read = [row[column] for column in spec.columns]
-        digest.update(
-            json.dumps(read, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
-        )
-        digest.update(b"\n")
-    return digest.hexdigest()[:32]
+def _first(rows: Rows[T], seed: int, most: int) -> list[T]:
+    return list(islice(_shuffled(rows, seed), most))
 
 
-def permutation(size: int, seed: int) -> list[int]:
-    """Return numpy's legacy (RandomState) permutation of range(size), with which the published splits were drawn."""
+def _shuffled(rows: Rows[T], seed: int) -> Iterator[T]:
+    """Yield rows by numpy's legacy (RandomState) permutation, with which the published splits were drawn."""
     import numpy as np
 
-    return [int(i) for i in np.random.RandomState(seed).permutation(size)]
+    size, get = rows
+    for i in np.random.RandomState(seed).permutation(size):
+        yield get(int(i))
 
 
-def _open(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> tuple[int, Callable[[int], Row]]:
-    """Return the size of a split and a function index -> checked row; rows of the hub are read on demand."""
+def open_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> Rows[Row]:
+    """Return the rows of "train", "validation" or "test", checked one by one.
+
+    On the hub, whose test labels are hidden, "validation" and "test" are both the task's test split, as in MeZO. Raises
+    UserError if the split cannot be read, or a row does not fit the task; of the hub, when that row is read.
+    """
     folder = _folder(task, data_dir)
     if folder is not None:
-        rows = local_rows.read(local_rows.path_of(folder, split), spec)
+        path = path_of(folder, split)
+        with reading():
+            rows = list(_checked(path.read_bytes(), path, spec))
         return len(rows), rows.__getitem__
-    if task.hub is None:
+    if (hub := task.hub) is None:
         raise UserError(f"task {spec.name!r} is read from a local folder; set data.dir")
-    source = task.hub
-    name = source.train if split == "train" else source.test
-    dataset = hub_rows.load(source, name, spec.label_field)
+    name = hub.train if split == "train" else hub.test
+    dataset = hub_rows.load(hub, name, spec.label_field)
 
     def get(index: int) -> Row:
-        row = hub_rows.row(source, dataset, index)
-        problem = spec.problem(row)
-        if problem:
+        row = dict(dataset[index])
+        for ours, theirs in hub.rename.items():
+            if theirs in row:
+                row[ours] = row.pop(theirs)
+        if problem := spec.problem(row):
             fix = f"the row has: {', '.join(sorted(row))}"
-            raise UserError(problem, where=f"{hub_rows.label(source)}, {name} row {index}", fix=fix)
+            raise UserError(problem, where=f"{hub_rows.label(hub)}, {name} row {index}", fix=fix)
         return row
 
     return len(dataset), get
@@ -253,5 +236,171 @@ def _folder(task: Task, data_dir: str | None) -> Path | None:
     if task.source == "packaged":
         return Path(__file__).parent / task.folder
     if task.gym is not None:
-        return gym_rows.folder(task.gym)
+        return generated(task.gym)
     return folder_at(data_dir, "data.dir") / task.folder if data_dir else None
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def path_of(folder: Path, split: str) -> Path:
+    return folder / f"{split}.jsonl"
+
+
+@lru_cache(maxsize=1024)
+def _scanned(path: Path, mtime_ns: int, size: int, spec: TaskSpec) -> tuple[str, list[Mark]]:
+    """Return SHA-256 (hex) of a file's bytes and its rows' marks. Raises UserError as `open_split` does."""
+    data, marks = path.read_bytes(), list[Mark]()
+    for row in _checked(data, path, spec):
+        if not marks:
+            render(spec, row)  # a template that fits no row is found here
+        marks.append(mark(spec, row))
+    return hashlib.sha256(data).hexdigest(), marks
+
+
+def _checked(data: bytes, path: Path, spec: TaskSpec) -> Iterator[Row]:
+    # Split at b"\n" only: str.splitlines would also split at rarer separators, which occur inside texts.
+    rows = 0
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
+            raise UserError(f"not a JSON line ({error})", where=where) from error
+        if not isinstance(row, dict):
+            raise UserError(f"a {type(row).__name__} where a JSON object was expected", where=where)
+        if problem := spec.problem(row):
+            raise UserError(problem, where=where, fix=f"the row has: {', '.join(sorted(row))}")
+        if b"\\ud" in line.lower():  # the only way to write half of a pair in a file of UTF-8
+            for column in spec.columns:
+                if _SURROGATE.search(json.dumps(row[column], ensure_ascii=False)):
+                    what = f"half of a surrogate pair in field {column!r}, which is no character"
+                    raise UserError(what, where=where, fix="write the character itself, or both halves of its pair")
+        if len(line) > LONGEST:
+            try:
+                render(spec, row)
+            except UserError as error:
+                raise UserError(str(error), where=where) from None
+        rows += 1
+        yield row
+    if not rows:
+        raise UserError("no rows", where=str(path))
+
+
+TRIES = 20  # rows drawn per row wanted, before a generator is said to have too few
+
+
+class AbsentError(UserError):
+    """reasoning-gym is not installed."""
+
+
+def generated(gym: Gym) -> Path:
+    """Return the folder with train.jsonl, validation.jsonl and test.jsonl, which are written if they are not there.
+
+    No question is in two of them, or twice in one. The rows are those of the installed version of reasoning-gym.
+
+    Raises AbsentError if it is not installed, and UserError for an unknown generator or option, one with too few
+    questions, or with rows that JSON does not hold. Cost: a second for the import, and the rows, once per machine.
+    """
+    if not (version := version_of("reasoning-gym")):
+        raise AbsentError("reasoning-gym is not installed; pip install 'zo-sweeps[rewards]'")
+    place = cache_folder() / "reasoning_gym" / fingerprint([identity(gym), version])
+    if not place.is_dir():
+        rows = _questions(gym)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), new_folder(place) as part:  # another process may have been faster
+            for split, size in (("test", gym.test), ("validation", gym.dev), ("train", gym.train)):
+                path_of(part, split).write_text("".join(islice(rows, size)), encoding="utf-8")
+    return place
+
+
+def _questions(gym: Gym) -> Iterator[str]:
+    """Yield rows with different questions, each as a line. Raises UserError as `generated` does, for the last one."""
+    from reasoning_gym import create_dataset
+    from reasoning_gym.factory import DATASETS
+
+    where = "task.gym"
+    if gym.dataset not in DATASETS:
+        raise unknown("generator of reasoning-gym", gym.dataset, DATASETS, where=f"{where}.dataset")
+    wanted, questions = gym.train + gym.dev + gym.test, set[str]()
+    try:
+        dataset = create_dataset(gym.dataset, seed=gym.seed, size=TRIES * wanted, **gym.options)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"{gym.dataset} takes no such options ({error})", where=f"{where}.options") from error
+    for number in range(TRIES * wanted):
+        row: dict[str, Any] = dataset[number]
+        if row["question"] in questions:
+            continue
+        questions.add(row["question"])
+        try:
+            line = json.dumps(row)
+        except TypeError as error:
+            raise UserError(f"the rows of {gym.dataset} are not JSON ({error})", where=where) from error
+        yield f"{line}\n"
+        if len(questions) == wanted:
+            return
+    what = f"{gym.dataset} has {len(questions)} questions in {TRIES * wanted} rows, not {wanted}"
+    raise UserError(what, where=where, fix="lower train, dev and test, or widen its options")
+
+
+PAIRS = (("test", "train"), ("test", "dev"), ("dev", "train"))
+
+
+class Mark(NamedTuple):
+    """A row in short: digests of its inputs and of its label, and the index of its right option."""
+
+    inputs: bytes
+    label: bytes
+    gold: int
+
+
+def mark(spec: TaskSpec, row: Mapping[str, Any]) -> Mark:
+    """Return the mark of a row without a `problem`. Rows are equal if the columns that the task reads are."""
+    label = spec.label_field.partition(".")[0]
+    inputs = [row[column] for column in spec.columns if column != label]
+    of_inputs, of_label = (hashlib.blake2b(_canonical(part), digest_size=12).digest() for part in (inputs, row[label]))
+    return Mark(of_inputs, of_label, spec.gold(row))
+
+
+def facts(spec: TaskSpec, splits: Mapping[str, Sequence[Mark]]) -> dict[str, float]:
+    """Return the facts of the rows drawn for a trial, under the names of `Outcome.metrics`.
+
+    Args:
+        splits: the marks of "train", "dev" and "test".
+
+    `X_in_Y` counts the rows of X with the inputs of a row of Y, `X_in_Y_labelled` those with its label too; both are
+    absent if there are none. `X_labels` and `X_distinct` are there if they are 1: one label, one row over and over.
+    `test_rows` and `dev_rows` are their sizes.
+    `chance` and `majority` are accuracies on test, of a uniform guess and of always answering with the most frequent
+    label; only where every row has the same options.
+    """
+    known: dict[str, float] = {}
+    for one, other in PAIRS:
+        inputs = {row.inputs for row in splits[other]}
+        if shared := [row for row in splits[one] if row.inputs in inputs]:
+            labelled = {(row.inputs, row.label) for row in splits[other]}
+            known[f"{one}_in_{other}"] = len(shared)
+            known[f"{one}_in_{other}_labelled"] = sum((row.inputs, row.label) in labelled for row in shared)
+    known |= {f"{name}_rows": len(splits[name]) for name in ("dev", "test")}
+    for name, rows in splits.items():
+        if len(rows) > 1:
+            labels, distinct = len({row.label for row in rows}), len({row[:2] for row in rows})
+            known |= {fact: 1 for fact, n in {f"{name}_labels": labels, f"{name}_distinct": distinct}.items() if n == 1}
+    if spec.kind.predicts is Of.LABELS and not spec.kind.own_options:
+        most = max(Counter(row.gold for row in splits["test"]).values())
+        known |= {"chance": 1 / len(spec.options), "majority": most / len(splits["test"])}
+    return {name: float(value) for name, value in known.items()}
+
+
+def digest_rows(spec: TaskSpec, rows: Sequence[Row]) -> str:
+    """Return SHA-256 (32 hex digits) of rows in order: of the columns that the task reads, whatever the source."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(_canonical([row[column] for column in spec.columns]) + b"\n")
+    return digest.hexdigest()[:32]
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")

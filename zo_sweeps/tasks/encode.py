@@ -11,19 +11,18 @@ from jinja2 import TemplateError
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.tasks import templates
-from zo_sweeps.tasks.chat import Solved, chat_of
 from zo_sweeps.tasks.spec import MASK, TaskSpec
+from zo_sweeps.tasks.templates import Solved, chat_of
+
+Ids = tuple[int, ...]  # of tokens
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The text of one example: candidate i reads `text + options[i]`, and `options[gold]` is right.
+    """The text of one example: candidate i reads `text + options[i]`; the other fields are as of `EncodedExample`.
 
-    In a chat, `text` is the user's turn and an option the assistant's.
-
-    `golds` are the indices of all right options (ReCoRD has several; `gold` is the one trained on). `references` holds
-    every accepted answer of a generation task and is empty otherwise; `value` is the right number of a regression. For
-    a masked objective the text contains MASK once, and candidate i reads `text` with `options[i]` in its place.
+    In a chat, `text` is the user's turn and an option the assistant's. For a masked objective the text contains MASK
+    once, and candidate i reads `text` with `options[i]` in its place.
     """
 
     text: str
@@ -42,7 +41,8 @@ def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
     try:
         masked = spec.objective.masked
         text = templates.fill(spec.template, {**row, "mask": MASK} if masked else row)
-        options = tuple(templates.fill(option, item) for item in _items(spec, row) for option in spec.options)
+        items = [{**row, "item": item} for item in row[spec.each]] if spec.each else [row]
+        options = tuple(templates.fill(option, item) for item in items for option in spec.options)
     except (TemplateError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         where = f"task {spec.name!r}, dialect {spec.dialect!r}"
         raise UserError(f"the template does not fit a row ({error})", where=where) from error
@@ -51,11 +51,6 @@ def render(spec: TaskSpec, row: Mapping[str, Any]) -> Prompt:
             f"the text contains {MASK} {text.count(MASK)} times, not once", where=f"a row of task {spec.name!r}"
         )
     return Prompt(text, options, spec.gold(row), spec.references(row), spec.golds(row), spec.value(row))
-
-
-def _items(spec: TaskSpec, row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the rows that fill the option templates: one, or with `each` one per item."""
-    return [{**row, "item": item} for item in row[spec.each]] if spec.each else [row]
 
 
 MASKED_EDGES = 3  # tokens of a masked model's row besides the text: its two ends and the mask
@@ -68,34 +63,23 @@ class EncodedCandidate:
     For a masked model the answer is one label word, predicted at `mask_at`, the mask's index in `ids`.
     """
 
-    ids: tuple[int, ...]
+    ids: Ids
     answer_length: int
     mask_at: int | None = None
 
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """An encoded row.
+    """An encoded row."""
 
-    Args:
-        candidates: one sequence per option; for generation a single one, with the answer trained on.
-        gold: index of the right candidate, the one trained on.
-        references: accepted answers, or the row as JSON if its texts are rewarded (generation only).
-        prompt_ids: the prompt alone, from which generation starts.
-        text: the prompt as text.
-        golds: indices of all right candidates; several in ReCoRD.
-        value: the right number (regression only).
-        truncated: whether its text was longer than the limit, and lost a part.
-    """
-
-    candidates: tuple[EncodedCandidate, ...]
-    gold: int
-    references: tuple[str, ...]
-    prompt_ids: tuple[int, ...]
-    text: str
-    golds: tuple[int, ...] = ()
-    value: float | None = None
-    truncated: bool = False
+    candidates: tuple[EncodedCandidate, ...]  # one per option; for generation a single one, with the answer trained on
+    gold: int  # index of the right candidate, the one trained on
+    references: tuple[str, ...]  # accepted answers, or the row as JSON if its texts are rewarded (generation only)
+    prompt_ids: Ids  # the prompt alone, from which generation starts
+    text: str  # the prompt as text
+    golds: tuple[int, ...] = ()  # indices of all right candidates; several in ReCoRD
+    value: float | None = None  # the right number (regression only)
+    truncated: bool = False  # whether its text was longer than the limit, and lost a part
 
 
 def encode(
@@ -104,7 +88,7 @@ def encode(
     tokenizer: Any,
     max_length: int,
     *,
-    front: tuple[int, ...] = (),
+    front: Ids = (),
     before: Sequence[Solved] = (),
 ) -> EncodedExample:
     """Encode the prompt of a row with each of its options.
@@ -133,13 +117,7 @@ def encode(
 
 
 def encode_prompt(
-    spec: TaskSpec,
-    prompt: Prompt,
-    tokenizer: Any,
-    max_length: int,
-    *,
-    front: tuple[int, ...] = (),
-    before: Sequence[Solved] = (),
+    spec: TaskSpec, prompt: Prompt, tokenizer: Any, max_length: int, *, front: Ids = (), before: Sequence[Solved] = ()
 ) -> EncodedExample:
     """Encode a row's prompt with each of its options, as `encode` does."""
     if spec.chat:
@@ -160,19 +138,10 @@ def encode_prompt(
         kept = (*front, *ids[-room:])
         # The first id of a sequence cannot be predicted: nothing precedes it.
         candidates.append(EncodedCandidate(kept, min(answer_length, len(kept) - 1)))
-    check_different(spec, candidates)
     if before:
         prompt_ids = token_ids(tokenizer, shown)
-    return EncodedExample(
-        candidates=tuple(candidates),
-        gold=prompt.gold,
-        references=prompt.references,
-        prompt_ids=(*front, *prompt_ids[-room:]),
-        text=text,
-        golds=prompt.golds,
-        value=prompt.value,
-        truncated=truncated or len(prompt_ids) > room,
-    )
+    truncated = truncated or len(prompt_ids) > room
+    return _example(spec, prompt, candidates, (*front, *prompt_ids[-room:]), text, truncated)
 
 
 def _encode_turns(
@@ -185,7 +154,7 @@ def _encode_turns(
     prompt_ids = token_ids(tokenizer, text)
     truncated = False
 
-    def without_surplus(ids: tuple[int, ...], surplus: int) -> tuple[tuple[int, ...], int]:
+    def without_surplus(ids: Ids, surplus: int) -> tuple[Ids, int]:
         """Return (ids without up to `surplus` of the user's text, their number); `ids` begins as the prompt does."""
         before, between = (token_ids(tokenizer, part.rstrip(" ")) for part in chat.around(solved))
         first = common(before, ids)
@@ -202,16 +171,26 @@ def _encode_turns(
             ids, cut = without_surplus(ids, surplus)
             ids, begin, truncated = ids[:max_length], begin - cut, True
         candidates.append(EncodedCandidate(ids, len(ids) - begin))
-    check_different(spec, candidates)
+    kept, _ = without_surplus(prompt_ids, max(len(prompt_ids) - room, 0))
+    return _example(spec, prompt, candidates, kept, text, truncated)
+
+
+def _example(
+    spec: TaskSpec, prompt: Prompt, candidates: Sequence[EncodedCandidate], prompt_ids: Ids, text: str, truncated: bool
+) -> EncodedExample:
+    """Return the example of a prompt.
+
+    Raises UserError if two of a task's own options are the same tokens: their loss has no gradient. Options that a row
+    brings along may be equal: any right one counts.
+    """
+    if not spec.kind.own_options and len({candidate.ids for candidate in candidates}) < len(candidates):
+        raise UserError(
+            f"two of the options {', '.join(map(repr, spec.options))} are the same tokens for this model",
+            where=f"task {spec.name!r} ({spec.dialect})",
+            fix="give them other words, or, if they are cut, a larger train.max_length",
+        )
     return EncodedExample(
-        candidates=tuple(candidates),
-        gold=prompt.gold,
-        references=prompt.references,
-        prompt_ids=without_surplus(prompt_ids, max(len(prompt_ids) - room, 0))[0],
-        text=text,
-        golds=prompt.golds,
-        value=prompt.value,
-        truncated=truncated,
+        tuple(candidates), prompt.gold, prompt.references, prompt_ids, text, prompt.golds, prompt.value, truncated
     )
 
 
@@ -259,27 +238,8 @@ def room_of(spec: TaskSpec, max_length: int, front: int = 0) -> int:
     return room
 
 
-def check_different(spec: TaskSpec, candidates: Sequence[EncodedCandidate]) -> None:
-    """Raise UserError if two of a task's own options are the same tokens: their loss has no gradient.
-
-    Options that a row brings along may be equal: any right one counts.
-    """
-    if spec.kind.own_options or len({candidate.ids for candidate in candidates}) == len(candidates):
-        return
-    raise UserError(
-        f"two of the options {', '.join(map(repr, spec.options))} are the same tokens for this model",
-        where=f"task {spec.name!r} ({spec.dialect})",
-        fix="give them other words, or, if they are cut, a larger train.max_length",
-    )
-
-
 def length(
-    spec: TaskSpec,
-    row: Mapping[str, Any],
-    tokenizer: Any,
-    *,
-    front: tuple[int, ...] = (),
-    before: Sequence[Solved] = (),
+    spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, *, front: Ids = (), before: Sequence[Solved] = ()
 ) -> int:
     """Return the `max_length` that lets `encode` keep all of `before`, the prompt and the longest option."""
     text, *whole = texts_of(spec, render(spec, row), tokenizer, before)
@@ -287,7 +247,7 @@ def length(
     return (0 if spec.chat else len(front)) + longest + spec.max_new_tokens
 
 
-def token_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+def token_ids(tokenizer: Any, text: str) -> Ids:
     """Return the ids of a text, without special tokens."""
     # verbose=False: no warning about sequences beyond the model's length, which are cut here
     return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -302,6 +262,7 @@ def demonstration(spec: TaskSpec, row: Mapping[str, Any]) -> Solved:
     return Solved(prompt.text, prompt.options[prompt.gold])
 
 
+@dataclass(frozen=True)
 class Demonstrator:
     """An encoder of rows with k demonstrations from the train split before them, or as many as fit.
 
@@ -309,29 +270,20 @@ class Demonstrator:
     other rows are encoded. If k do not fit in `max_length`, the first ones are dropped whole. (MeZO's code draws with
     numpy's generator, and cuts the first one in the middle.)
 
-    Args:
-        solved: the train split's demonstrations.
-        k: demonstrations per row; at most all of `solved`.
-        tokenizer, max_length, front: as for `encode`.
+    `tokenizer`, `max_length` and `front` are as for `encode`.
     """
 
-    def __init__(
-        self,
-        spec: TaskSpec,
-        solved: Sequence[Solved],
-        k: int,
-        seed: int,
-        tokenizer: Any,
-        max_length: int,
-        *,
-        front: tuple[int, ...] = (),
-    ) -> None:
-        self.spec, self.solved, self.k, self.seed = spec, solved, min(k, len(solved)), seed
-        self.tokenizer, self.max_length, self.front = tokenizer, max_length, front
+    spec: TaskSpec
+    solved: Sequence[Solved]  # the train split's demonstrations
+    k: int  # of them per row, at most
+    seed: int
+    tokenizer: Any
+    max_length: int
+    front: Ids = ()
 
     def encode(self, row: Mapping[str, Any], split: str, index: int) -> EncodedExample:
         """Encode the row at `index` of `split` after its demonstrations. Raises UserError as `encode` does."""
-        chosen = random.Random(f"icl/{self.seed}/{split}/{index}").sample(self.solved, self.k)
+        chosen = random.Random(f"icl/{self.seed}/{split}/{index}").sample(self.solved, min(self.k, len(self.solved)))
         while chosen:
             over = length(self.spec, row, self.tokenizer, front=self.front, before=chosen) - self.max_length
             if over <= 0:
@@ -359,15 +311,12 @@ def encode_masked(spec: TaskSpec, row: Mapping[str, Any], tokenizer: Any, max_le
     kept_right = min(len(right), max(room // 2, room - len(left)))
     left, right = left[max(0, len(left) - (room - kept_right)) :], right[:kept_right]
     ids = (tokenizer.bos_token_id, *left, tokenizer.mask_token_id, *right, tokenizer.eos_token_id)
-    candidates = tuple(
-        EncodedCandidate((*ids, word_of(spec, tokenizer, option)), 1, mask_at=len(left) + 1)
-        for option in prompt.options
-    )
-    check_different(spec, candidates)
-    return EncodedExample(candidates, prompt.gold, (), ids, prompt.text, prompt.golds, prompt.value, truncated)
+    words = (word_of(spec, tokenizer, option) for option in prompt.options)
+    candidates = [EncodedCandidate((*ids, word), 1, mask_at=len(left) + 1) for word in words]
+    return _example(spec, prompt, candidates, ids, prompt.text, truncated)
 
 
-def sides(text: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def sides(text: str, tokenizer: Any) -> tuple[Ids, Ids]:
     """Return the ids of the texts on either side of the mask."""
     left, right = text.split(MASK)
     return token_ids(tokenizer, left.strip(" ")), token_ids(tokenizer, right.rstrip(" "))

@@ -104,15 +104,6 @@ def _rows_file(path: str, name: str | None, unlabelled: int | None, split: str, 
     return whole
 
 
-def row(hub: Hub, dataset: Any, index: int) -> dict[str, Any]:
-    """Return one row, its columns renamed by `hub.rename` ({ours: theirs})."""
-    data = dict(dataset[index])
-    for ours, theirs in hub.rename.items():
-        if theirs in data:
-            data[ours] = data.pop(theirs)
-    return data
-
-
 def _cache() -> Path:
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     return Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(home, "datasets")).expanduser()

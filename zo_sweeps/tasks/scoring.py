@@ -16,20 +16,13 @@ from zo_sweeps.tasks.spec import TaskSpec
 
 @dataclass(frozen=True)
 class ModelAnswers:
-    """A model's answers, in the order of the rows.
+    """A model's answers, in the order of the rows."""
 
-    Args:
-        choices: index of each row's best candidate.
-        scores: mean log-probability per answer token of each row's candidates (of the right one alone, if the task
-            generates).
-        texts: generated answers, cut at the task's stop; () for the other kinds. Of rewarded ones, each row's in turn.
-        rewards: of each row's texts, if they are rewarded.
-    """
-
-    choices: Sequence[int]
+    choices: Sequence[int]  # index of each row's best candidate
+    # mean log-probability per answer token of each row's candidates (of the right one alone, if the task generates)
     scores: Sequence[Sequence[float]]
-    texts: Sequence[str] = ()
-    rewards: Sequence[Sequence[float]] = ()
+    texts: Sequence[str] = ()  # generated, cut at the task's stop; of rewarded ones, each row's in turn
+    rewards: Sequence[Sequence[float]] = ()  # of each row's texts, if they are rewarded
 
 
 def evaluate(spec: TaskSpec, examples: Sequence[EncodedExample], answers: ModelAnswers) -> dict[str, float]:

@@ -19,24 +19,17 @@ MASK = "[mask]"  # replaces `{{ mask }}` in a template, where a masked model pre
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A task in one dialect, hashable; made by `of`.
+    """A task in one dialect, hashable; made by `of`. Fields without a line here are as in `Task` and `Dialect`.
 
     Args:
-        name: its name on the command line.
-        kind: how its rows are labelled, and what is predicted.
         metrics: its scores; the first selects the step and is shown, by default.
         dialect: name of the wording.
         objective: the dialect's own loss.
-        template: the prompt, up to the answer; for a masked objective the whole text, with `{{ mask }}` once.
         options: template of each answer; the text of a candidate is prompt + option. Generation has one: the answer
             trained on. For a masked objective each is one word, without the space before it.
         each: column with a list (ReCoRD's entities); the single template of `options` makes one option of each
             `item`, and the label column lists the right items.
-        fields: columns that a row must have, besides the label.
-        label_field: column with the right answer (dots reach into nested columns); for generation, with the list of
-            accepted answers.
         labels: the value of `label_field` for each option; () for kinds without such values.
-        stop, max_new_tokens: the text and the number of tokens that end generation.
         system: the text of the system turn, in a chat.
     """
 

@@ -47,7 +47,10 @@ class Verifier:
 
     def of(self, row: str, text: str) -> float:
         """Return the reward of a text for a row (as JSON). Raises UserError if it has none, unless that counts as 0."""
-        answer = self._answer(row, text)
+        if line := _exchange(self._process or self._start(), json.dumps([row, text])):
+            answer = json.loads(line)
+        else:
+            answer = {"error": f"its reward {self._ended(f'took longer than {self._seconds:g} s')}"}
         if "reward" in answer:
             return float(answer["reward"])
         if not self._zero:
@@ -57,18 +60,9 @@ class Verifier:
         self.errors += 1
         return 0.0
 
-    def _answer(self, row: str, text: str) -> dict[str, str]:
-        if self._process is None:
-            self._start()
-        assert self._process is not None
-        if line := _exchange(self._process, json.dumps([row, text])):
-            answer: dict[str, str] = json.loads(line)
-            return answer
-        return {"error": f"its reward {self._ended(f'took longer than {self._seconds:g} s')}"}
-
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[str]:
         paths = os.pathsep.join(path for path in sys.path if path)
-        self._process = subprocess.Popen(
+        self._process = process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -76,9 +70,10 @@ class Verifier:
             start_new_session=True,  # an interrupt from the keyboard is the trial's, which ends it between steps
             env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
         )
-        line = _exchange(self._process, json.dumps(self._head))
+        line = _exchange(process, json.dumps(self._head))
         if why := json.loads(line)["error"] if line else self._ended(f"took longer than {STARTING:g} s"):
             raise UserError(f"the rewards cannot be computed: {why}", where="task.kind.rewards")
+        return process
 
     def _ended(self, late: str) -> str:
         """Return how the process ended; the next text has a new one."""
@@ -128,7 +123,7 @@ def _serve(lines: IO[str], answers: IO[str]) -> None:
             columns = json.loads(row)
             value = math.fsum(reward.weight * float(reward.of(columns, text)) for reward in rewards)
             answer = {"reward": value} if math.isfinite(value) else {"error": f"its reward is {value}"}
-        except Exception as error:
+        except Exception as error:  # as above
             answer = {"error": " ".join(f"its reward raised {type(error).__name__}: {error}".split())}
         _limited(0)
         say(**answer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zo_sweeps import __version__
-from zo_sweeps.devices.readings import Host
+from zo_sweeps.devices.probe import Host
 from zo_sweeps_agent.agent_facts import Facts
 
 GB = 10**9

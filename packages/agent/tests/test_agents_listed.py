@@ -13,7 +13,7 @@ from rich.console import Console
 from facts import FACTS
 from zo_sweeps.cli.fleet import show_devices
 from zo_sweeps.cli.main import main
-from zo_sweeps.devices.readings import Reading
+from zo_sweeps.devices.probe import Reading
 from zo_sweeps.fleet import inventory
 from zo_sweeps_agent import known_answers, leases
 from zo_sweeps_agent.agent_facts import EnrolledAgent, Note

@@ -9,7 +9,7 @@ from typing import Any
 
 from zo_sweeps.core.document import MalformedError, Shape, item
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.devices.readings import Host, Reading
+from zo_sweeps.devices.probe import Host, Reading
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of an agent, and of a device profile
 SLOTS = 64

@@ -31,7 +31,7 @@ from zo_sweeps import __version__
 from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.events import End, Steps, write_event
 from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
-from zo_sweeps.devices.readings import Host
+from zo_sweeps.devices.probe import Host
 from zo_sweeps.fleet.node import listens
 from zo_sweeps_agent import codes, leases
 from zo_sweeps_agent.agent_facts import Facts

@@ -26,7 +26,7 @@ from typing import Any
 from zo_sweeps.core.document import MalformedError, S
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event, write_event
-from zo_sweeps.devices.readings import Reading
+from zo_sweeps.devices.probe import Reading
 from zo_sweeps_agent import agent_records
 from zo_sweeps_agent.agent_facts import (
     ENROLLED,

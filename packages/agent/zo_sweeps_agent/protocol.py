@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.core.document import Shape, item
-from zo_sweeps.devices.readings import Reading
+from zo_sweeps.devices.probe import Reading
 from zo_sweeps_agent.agent_facts import NAME, Facts
 from zo_sweeps_agent.lease_contents import LEASE
 

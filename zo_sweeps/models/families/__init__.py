@@ -23,17 +23,10 @@ COMPOSED = ("gelu_new", "gelu_fast", "gelu_accurate", "quick_gelu")  # written i
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: how the shape of one of its models follows from the model's configuration.
+    """A model family: how the shape of one of its models follows from the model's configuration."""
 
-    Args:
-        describe: config.json, read as a mapping -> the model's shape, its projections by role, how many tokens it
-            holds, and the reasons if rows cannot be packed or a prefix cannot be trained. Raises UserError for an
-            invalid configuration.
-        bos: the token that a text starts with; "": the one that the tokenizer puts there, if any.
-    """
-
-    describe: Callable[[Mapping[str, Any]], Arch]
-    bos: str = ""
+    describe: Callable[[Mapping[str, Any]], Arch]  # of a config.json; raises UserError for an invalid one
+    bos: str = ""  # the token that a text starts with; "": the one that the tokenizer puts there, if any
 
 
 @cache

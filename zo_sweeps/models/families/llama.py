@@ -27,15 +27,8 @@ def describe(config: Mapping[str, Any]) -> Arch:
     if head % 2:
         raise UserError(f"rotary positions need heads of an even width, not {head}", where="model.arch")
     queries, keys = heads * head, kv_heads * head
-    linears = {
-        "q": (queries, width),
-        "k": (keys, width),
-        "v": (keys, width),
-        "o": (width, queries),
-        "gate": (inner, width),
-        "up": (inner, width),
-        "down": (width, inner),
-    }
+    attention = {"q": (queries, width), **dict.fromkeys("kv", (keys, width)), "o": (width, queries)}
+    linears = {**attention, **dict.fromkeys(("gate", "up"), (inner, width)), "down": (width, inner)}
     layer = sum(out * into for out, into in linears.values()) + 2 * width  # and two norms
     if config.get("attention_bias", False):
         layer += sum(linears[role][0] for role in ("q", "k", "v", "o"))

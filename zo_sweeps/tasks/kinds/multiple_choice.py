@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from zo_sweeps.methods.task import Dialect, Task
 from zo_sweeps.methods.task_kind import EACH, KindExample, TaskKind
-
-if TYPE_CHECKING:
-    from zo_sweeps.methods.task import Dialect, Task
 
 
 @dataclass(frozen=True)

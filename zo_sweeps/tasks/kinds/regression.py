@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from zo_sweeps.methods.metric import Of
+from zo_sweeps.methods.task import Dialect, Task
 from zo_sweeps.methods.task_kind import KindExample, TaskKind
-
-if TYPE_CHECKING:
-    from zo_sweeps.methods.task import Dialect, Task
 
 
 @dataclass(frozen=True)

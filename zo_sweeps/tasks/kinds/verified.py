@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.metric import Of
 from zo_sweeps.methods.reward import Reward
-from zo_sweeps.methods.task_kind import KindExample, TaskKind
-
-if TYPE_CHECKING:
-    from zo_sweeps.methods.task import Dialect, Task
+from zo_sweeps.methods.task import Dialect, Task
+from zo_sweeps.methods.task_kind import KindExample
+from zo_sweeps.tasks.kinds.generation import Generation
 
 
 @dataclass(frozen=True)
-class Verified(TaskKind):
+class Verified(Generation):
     """Generation of a text whose score is a function of the text and the row: the sum of the task's rewards.
 
     The dialect's one option is a right answer, or any: losses and demonstrations are of it. Each text of a row's
@@ -45,20 +44,13 @@ class Verified(TaskKind):
         """Whether a text without a reward counts as 0."""
         return self.errors == "zero"
 
-    def labels(self, task: Task, dialect: Dialect) -> tuple[Any, ...]:
-        return ()
-
     def wrong(self, task: Task, dialect: Dialect) -> str:
         if not self.rewards:
             return "a verified task needs a reward: write kind: {name: verified, rewards: [exact]}"
         if self.samples > 1 and not self.temperature:
             return f"kind.samples={self.samples} texts of a prompt are all the same: set kind.temperature"
-        if len(dialect.options) == 1 and dialect.loss.gold_only and task.max_new_tokens > 0:
-            return ""
-        return "a verified task needs one option (an answer), loss 'tokens' and max_new_tokens >= 1"
+        needs = "a verified task needs one option (an answer), loss 'tokens' and max_new_tokens >= 1"
+        return needs if super().wrong(task, dialect) else ""
 
     def problem(self, label: Any, labels: Sequence[Any], column: str) -> str:
         return ""
-
-    def gold(self, label: Any, labels: Sequence[Any]) -> int:
-        return 0

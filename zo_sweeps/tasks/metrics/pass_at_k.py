@@ -6,14 +6,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.metric import Metric, Of, same_length
 from zo_sweeps.methods.reward import PASS
-
-if TYPE_CHECKING:
-    from zo_sweeps.methods.task import Task
+from zo_sweeps.methods.task import Task
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.energy import EnergyMeter
-from zo_sweeps.devices.readings import Host, changing
+from zo_sweeps.devices.probe import Host, changing
 from zo_sweeps.methods.parts import Device, ModelSource
 from zo_sweeps.models import identity
 from zo_sweeps_agent.agent import facts as here

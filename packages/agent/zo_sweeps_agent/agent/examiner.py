@@ -21,8 +21,7 @@ from typing import IO, Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices import kernels
-from zo_sweeps.devices.probe import probe
-from zo_sweeps.devices.readings import Host, unchanging
+from zo_sweeps.devices.probe import Host, probe, unchanging
 from zo_sweeps_agent.known_answers import Challenge, MachineAnswers, answer
 
 SECONDS = 600.0  # for a slow board to import torch and try its kernels

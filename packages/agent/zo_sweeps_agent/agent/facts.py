@@ -13,7 +13,7 @@ import yaml
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import conf_dir
-from zo_sweeps.devices.readings import Host
+from zo_sweeps.devices.probe import Host
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
 from zo_sweeps_agent.agent import light

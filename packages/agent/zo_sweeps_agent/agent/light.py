@@ -29,7 +29,7 @@ from zo_sweeps.core.files import locked, read_objects, replace_text
 from zo_sweeps.core.host import die_with_parent
 from zo_sweeps.core.light_client import BUSY, DIVERGED, DONE, LOG, NAME, Line, scoring, text_of
 from zo_sweeps.core.trial import Outcome, TrialState
-from zo_sweeps.devices.readings import Host, l4t
+from zo_sweeps.devices.probe import Host, l4t
 from zo_sweeps.record.journal import Journal
 from zo_sweeps_agent.agent.spool import FRUITLESS, Spool
 from zo_sweeps_agent.agent.trials import serve

@@ -7,7 +7,7 @@ import contextlib
 import time
 from functools import partial
 
-from zo_sweeps.devices.readings import Reading
+from zo_sweeps.devices.probe import Reading
 from zo_sweeps_agent.gateway.writer import Writer
 from zo_sweeps_agent.leases import Store
 
