@@ -190,16 +190,15 @@ def _by_row(
     points: _Points, layer: nn.Module, own: Callable[[Tensor], Tensor], x: Tensor, row: Tensor
 ) -> Tensor | None:
     """Run a module once, with a parameter [N, 1, ..., D] in place of [D]; None: it takes no such parameter."""
-    owned = {slot: param for slot, param in layer._parameters.items() if param is not None}
-    try:
-        for slot, param in owned.items():
-            moved = points.at(param).expand(points.count, -1)[row]
-            layer._parameters[slot] = moved.view(len(x), *[1] * (x.dim() - 2), -1)  # type: ignore[assignment]
-        return own(x)
-    except RuntimeError:
-        return None
-    finally:
-        layer._parameters.update(owned)
+    with _slots(layer) as slots:
+        try:
+            for slot, param in slots.items():
+                if param is not None:
+                    moved = points.at(param).expand(points.count, -1)[row]
+                    slots[slot] = moved.view(len(x), *[1] * (x.dim() - 2), -1)
+            return own(x)
+        except RuntimeError:
+            return None
 
 
 def _of_rows(points: _Points, layer: nn.Module, own: Forward, *args: Any, **options: Any) -> Any:
@@ -217,14 +216,21 @@ def _of_rows(points: _Points, layer: nn.Module, own: Forward, *args: Any, **opti
 
 def _each(points: _Points, layer: nn.Module, run: Callable[[int], Tensor]) -> list[Tensor]:
     """Run a module at each point that has rows, with its parameters at that point."""
-    owned = {slot: param for slot, param in layer._parameters.items() if param is not None}
-    moved = {slot: points.at(param) for slot, param in owned.items()}
-    try:
+    with _slots(layer) as slots:
+        moved = {slot: points.at(param) for slot, param in slots.items() if param is not None}
         outputs = []
         for p in present(points.count):
-            for slot, values in moved.items():
-                layer._parameters[slot] = values[p if len(values) > 1 else 0]  # type: ignore[assignment]  # for the call
+            slots.update({slot: values[p if len(values) > 1 else 0] for slot, values in moved.items()})
             outputs.append(run(p))
         return outputs
+
+
+@contextmanager
+def _slots(layer: nn.Module) -> Iterator[dict[str, Any]]:
+    """Yield a module's own parameters by name, in whose place tensors can stand within the block."""
+    slots: dict[str, Any] = layer._parameters
+    before = dict(slots)
+    try:
+        yield slots
     finally:
-        layer._parameters.update(owned)
+        slots.update(before)

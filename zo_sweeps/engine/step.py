@@ -19,10 +19,8 @@ from itertools import groupby
 
 from torch import nn
 
-from zo_sweeps.engine.activations import bases_of_inputs, digest_of
-from zo_sweeps.engine.direction import Along
-from zo_sweeps.engine.evaluate import StepObjective, evaluate
-from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.direction import Along, bases_of_inputs, digest_of
+from zo_sweeps.engine.evaluate import InPlace, StepObjective, evaluate
 from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.rounding import LostUpdates

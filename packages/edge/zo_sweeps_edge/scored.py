@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from zo_sweeps.engine.batch import Example
-from zo_sweeps.engine.score import Scored
+from zo_sweeps.engine.losses import Scored
 from zo_sweeps.methods.objective import Objective
 from zo_sweeps_edge.rows import Frame, Row
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.layers.wrapped import initial_key
+from zo_sweeps.engine.layers.low_rank import initial_key
 from zo_sweeps.methods.space import PREFIX_LENGTH, InstalledSpace
 
 

@@ -1,4 +1,4 @@
-"""Projections whose weight is stored as codes: decoded some rows at a time for each product, or trained as integers."""
+"""Projections whose weight is stored as codes, decoded some rows at a time; and spaces that train codes or scales."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.core.memory_parts import Part, counted_as
+from zo_sweeps.methods.space import InstalledSpace
 
 ENTRIES, ENTRY_VALUES = "entries", "entries_values"  # in `WeightOnly.stored`
 # Values of a weight that are computed at a time: on a CPU 4 MB in fp32, which fit the L2 caches.
@@ -272,3 +273,49 @@ class _Products(torch.autograd.Function):
             for i, total in found.items():
                 total += grads[i][..., start : start + len(rows)] @ rows
         return None, None, *(found.get(i) for i in range(len(grads)))
+
+
+class TrainedCodes(InstalledSpace):
+    """The integer codes of the target layers, int8. One point per forward: it decodes every weight anew."""
+
+    batched = False
+
+    def __init__(self, module: nn.Module, layers: Sequence[str]) -> None:
+        self._codes: dict[str, IntegerCodes] = {}
+        for name in layers:
+            layer = module.get_submodule(name)
+            assert isinstance(layer, WeightOnly), f"{name} has no codes"
+            assert isinstance(layer.codes, IntegerCodes), f"the codes of {name} are not integers"
+            self._codes[f"{name}.codes"] = layer.codes
+        self.params = {name: codes.train_codes() for name, codes in self._codes.items()}
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        """Yield nothing: the codes are the model's own."""
+        yield from ()
+
+    def uninstall(self) -> None:
+        """Store the codes as they are now: they have changed, so the caller must reload the base model."""
+        for codes in self._codes.values():
+            codes.freeze_codes()
+
+
+class TrainedScales(InstalledSpace):
+    """The scales of the target layers' codes, in fp32. One point per forward: it decodes every weight anew."""
+
+    batched = False
+
+    def __init__(self, module: nn.Module, layers: Sequence[str]) -> None:
+        self._codes = {}
+        for name in layers:
+            layer = module.get_submodule(name)
+            assert isinstance(layer, WeightOnly), f"{name} has no codes"
+            self._codes[f"{name}.scales"] = layer.codes
+        self.params = {name: codes.train_scales() for name, codes in self._codes.items()}
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        yield from super().tensors()
+        yield from ((Part.SCALES, codes.stored_scales) for codes in self._codes.values())
+
+    def uninstall(self) -> None:
+        for codes in self._codes.values():
+            codes.freeze_scales()

@@ -44,6 +44,6 @@ class Codes(LayerSpace):
         return arch.layers * sum(precision.unpacked_bytes(*shape) for shape in shapes)
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.codes import TrainedCodes
+        from zo_sweeps.engine.layers.weight_only import TrainedCodes
 
         return TrainedCodes(module, layers)

@@ -39,8 +39,7 @@ class DoRA(LowRankSpace):
         return self.rank * (arch.inputs(self.targets) + arch.outputs(self.targets)) + arch.outputs(self.targets)
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.low_rank import DoraLinear
-        from zo_sweeps.engine.layers.wrapped import Wrapped, initial_key
+        from zo_sweeps.engine.layers.low_rank import DoraLinear, Wrapped, initial_key
 
         key, rank, alpha, init = initial_key(seed), self.rank, self.alpha, self.init
         return Wrapped(module, layers, lambda base, name: DoraLinear(base, rank, alpha, init, key, name))

@@ -32,8 +32,7 @@ class LoRA(LowRankSpace):
         return self.rank * (arch.inputs(self.targets) + arch.outputs(self.targets))
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.low_rank import LowRankLinear
-        from zo_sweeps.engine.layers.wrapped import Wrapped, initial_key
+        from zo_sweeps.engine.layers.low_rank import LowRankLinear, Wrapped, initial_key
 
         options, key = (self.rank, self.alpha, self.init, self.trains_both), initial_key(seed)
         return Wrapped(module, layers, lambda base, name: LowRankLinear(base, *options, key, name))

@@ -32,8 +32,8 @@ class RandomSubset(SparseSpace):
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         from zo_sweeps.engine import masks
+        from zo_sweeps.engine.layers.low_rank import INIT_STEP
         from zo_sweeps.engine.layers.sparse import Sparse, weights
-        from zo_sweeps.engine.layers.wrapped import INIT_STEP
         from zo_sweeps.methods.points import NoiseKey
 
         chosen_from, density = weights(module, layers), self.density

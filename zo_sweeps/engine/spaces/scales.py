@@ -50,6 +50,6 @@ class Scales(LayerSpace):
         return arch.layers * sum(self.precision.scales(*shape) for shape in shapes)
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.codes import TrainedScales
+        from zo_sweeps.engine.layers.weight_only import TrainedScales
 
         return TrainedScales(module, layers)
