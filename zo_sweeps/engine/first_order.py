@@ -46,22 +46,18 @@ def train(
     number, and loses an update below half the weight's spacing (2^-9 of the weight in bf16); see `LostUpdates`. Weight
     decay is decoupled and applies to parameters of two or more dimensions, as in the ZO updates.
 
-    With `autocast`, training is in mixed precision (Micikevicius et al., 2018), as in P-RGE's system figures: the
-    products of forward and backward are in this dtype (torch.autocast), over fp32 parameters, gradients and states. The
-    loss is multiplied by a scale before the backward pass, and the gradients are divided by it: 2^16 at first, halved
-    at a step whose gradients are not all finite, doubled after 2,000 steps without one (torch.amp.GradScaler, with the
-    defaults of torch and of transformers' Trainer). Such a step moves nothing and is `skipped`; the rates go on by its
-    number. Evaluations are in fp32.
+    Args:
+        autocast: dtype of the products of forward and backward (torch.autocast), over fp32 parameters, gradients and
+            states: mixed precision (Micikevicius et al., 2018), as in P-RGE's system figures. The loss is scaled by
+            torch.amp.GradScaler, with its defaults; a step whose gradients are not all finite moves nothing and is
+            `skipped`, and the rates go on by its number. Evaluations are in fp32.
+        layers: all of the model's: gradients are of one layer at a time (see `Layerwise`), whose parameters move before
+            those of the layer below it have gradients. Not with `autocast`, which skips a step whole.
+        joules: as in `engine.train`.
 
-    With `layers`, all of the model's, the gradients are those of one layer at a time (see `Layerwise`), and its
-    parameters move before those of the layer below it have gradients. Not with `autocast`, which skips a step whole.
-
-    `joules` is read as in `engine.train`.
-
-    P-RGE's Table 8 names Adam, batch 8, 1,000 iterations; its system figures and the released code use SGD. Cost:
-    a forward and a backward per step; memory: a gradient, and the update's state, per trainable value, and
-    with `autocast` a copy of every multiplied weight until the backward pass is over. Raises DivergedError as
-    `engine.train` does: before the update, at the first non-finite loss.
+    P-RGE's Table 8 names Adam, batch 8, 1,000 iterations; its system figures and the released code use SGD. Cost: a
+    forward and a backward per step; memory: a gradient and the update's state per trainable value, and with `autocast`
+    a copy of every multiplied weight until the backward pass is over. Raises DivergedError before the update.
     """
     due = set(evaluation_points(steps, eval_every))
     params = list(space.params.values())
@@ -144,22 +140,17 @@ class Layerwise:
     """Exact gradients at about the memory of a forward. Only the layers have trained parameters.
 
         forward   the inputs x_0, ..., x_{L-1} of the layers are kept, and no layer's graph
-        loss      log p of the answer tokens, from the last hidden states
-        backward  for l = L-1, ..., 0: layer l once more from x_l, with its graph; df/dx_l, and its parameters'
-                  gradients
+        backward  for l = L-1, ..., 0: layer l once more from x_l, with its graph; df/dx_l, and its own gradients
 
-    Texts do not depend on each other: a layer is computed for a part of them after the other, and so is the head for a
-    part of the logits (`methods.kind.part_of`). The caller moves a layer's parameters, and frees their gradients,
-    before the layer below it is computed again.
+    Layers, for texts, and the head, for logits, are computed a part after the other (`methods.kind.part_of`). The
+    caller moves a layer's parameters, and frees their gradients, before the layer below it is computed again.
 
     Args:
         layers: all of them, in order. They draw no random numbers, and keep no state between forwards.
 
     Cost: one more forward per backward; a weight that is stored as codes is decoded up to three times for each part.
-    Memory: an input [N, T, D] of each layer, and one layer's activations for a part of the texts. A forward holds about
-    4D + 3I values per token (I: feed-forward width), so that the inputs exceed it in deep models with many tokens.
-    Source: MeBP (arXiv:2510.03425) and MeSP (arXiv:2602.13069); here autograd runs within a layer, and texts and logits
-    are in parts.
+    Memory: an input [N, T, D] of each layer, and one layer's activations for a part of the texts. Source: MeBP
+    (arXiv:2510.03425) and MeSP (arXiv:2602.13069); here autograd runs within a layer.
     """
 
     def __init__(self, model: LanguageModel, layers: Sequence[nn.Module]) -> None:

@@ -22,30 +22,24 @@ class LossNoise:
 
     f are the losses of the step's P points, f' those of the same points with every rounding drawn anew: the outputs of
     each embedding are multiplied by 1 + u and 1 - u in turn, u the relative spacing of their dtype, or of the levels of
-    rounded activations, so that all later activations are other numbers and round otherwise. What that does to the
-    function itself is common to the points, to within u of the signal, and so is any rounding that does not depend on
-    the point: c removes both. The noise is that of this machine's forward, with its dtype, kernels and depth.
+    rounded activations. What that does to the function itself is common to the points, to within u of the signal, and
+    so is any rounding that does not depend on the point: c removes both.
 
     Signal includes noise, r = noise / signal. If every loss has independent noise on top of its exact value, estimates
     correlate with exact ones at 1 / sqrt(1 + c r^2 / (1 - r^2)): c = q / (2q - 1) for q pairs of points (sqrt(1 - r^2)
-    for one), and 2q / (q + 1) for q points that share the loss at theta. `benchmarks precision` measures both.
-
-    Not in r: what rounding theta's own values to a half-precision dtype does at a point, which f and f' share.
+    for one), and 2q / (q + 1) for q points that share the loss at theta. `benchmarks precision` measures both. Not in
+    r: what rounding theta's own values to a half-precision dtype does at a point, which f and f' share.
 
     Args:
         f: the step's objective.
-        again: the same, without forwards that other trials share.
         module: whose embeddings are changed while f' is computed.
-        joules: a counter that grows.
-
-    Attributes:
-        seconds, joules: what f' took, which is no part of the step.
+        joules: a counter that grows; the attributes `seconds` and `joules` are what f' took, no part of the step.
 
     Cost: one more forward of each point of a step that is measured; no memory.
     """
 
-    def __init__(self, f: Objective, again: Objective, module: nn.Module, joules: Callable[[], float]) -> None:
-        self._f, self._again, self._module, self._counter = f, again, module, joules
+    def __init__(self, f: Objective, module: nn.Module, joules: Callable[[], float]) -> None:
+        self._f, self._module, self._counter = f, module, joules
         self._pairs: list[tuple[float, float]] = []
         self.seconds = self.joules = 0.0
 
@@ -59,7 +53,7 @@ class LossNoise:
         first = losses.tolist()  # waits for the device
         spent, began = self._counter(), time.perf_counter()
         with _rounded_anew(self._module):
-            self._pairs += zip(first, self._again(points).tolist(), strict=True)
+            self._pairs += zip(first, self._f(points).tolist(), strict=True)
         self.seconds += time.perf_counter() - began
         self.joules += self._counter() - spent
         return losses

@@ -132,7 +132,6 @@ def score(
     has one score, and its choice is 0. With `shared` an example's prompt is forwarded once for all its candidates (see
     `collate`), which changes scores by rounding only.
     """
-
     choices = [0] * len(examples)
     scores: list[list[float]] = [[] for _ in examples]
     total, terms = 0.0, 0

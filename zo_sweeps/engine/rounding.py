@@ -109,14 +109,13 @@ def move_all(
     estimate: Estimate,
     noise: Perturbation,
     lr: float,
-    direction: Callable[[str, Tensor], Tensor] = lambda name, ghat: ghat,
-    weight_decay: float = 0.0,
+    step: Callable[[str, Tensor], Tensor] = lambda name, ghat: ghat,
 ) -> None:
-    """Move every parameter by `direction`, of its name and ghat, which it may change; see `move`."""
-    random = rounding_key(update, estimate)
+    """Move every parameter by `step`, of its name and ghat, which it may change, and by its decay; see `move`."""
+    random, weight_decay = rounding_key(update, estimate), getattr(update, "weight_decay", 0.0)
     with torch.no_grad():
         for name, param in params.items():
-            move(param, direction(name, ghat(estimate, noise, name, param)), lr, weight_decay, random, name)
+            move(param, step(name, ghat(estimate, noise, name, param)), lr, weight_decay, random, name)
 
 
 def move_integers(

@@ -133,7 +133,7 @@ def train(
         noise = None
         # An attempt's first operations may be counted. The score of a generated text is a count, and has no rounding.
         if callable(f) and objective is None and number > len(log) + 1 and LossNoise.is_measured(number):
-            noise = LossNoise(f, f, model.module, joules)
+            noise = LossNoise(f, model.module, joules)
         measured = LostUpdates.is_measured(number) and not method.update.rounds_randomly
         lr, lost = rates(number), LostUpdates() if measured else None
         estimate, state = step(

@@ -19,7 +19,6 @@ class ES(TwoSided):
     """ghat = (1/q) sum_i g_i z_i with g_i = (s(theta + eps z_i) - s(theta - eps z_i)) / 2, s the shaped loss.
 
     Args:
-        q: query budget, directions per step; its population is 2q points, which see the same minibatch.
         eps: perturbation scale (sigma of evolution strategies).
         shape: how the 2q losses f become s. `zscore`: (f - mean) / standard deviation, over the 2q. `centered_ranks`:
             rank / (2q - 1) - 1/2, ranks from 0 for the lowest f, equal losses sharing their mean rank. If all losses

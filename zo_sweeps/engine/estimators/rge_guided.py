@@ -20,7 +20,6 @@ class RGEGuided(RGE):
     RGE's; the perturbation `guided` draws z_i from a_i and b_i, and keeps the better of them for the next step.
 
     Args:
-        q: query budget, directions per step. All of them see the same minibatch.
         eps: perturbation scale of z_i, which is (a_i - b_i) / sqrt(2) in `guided`; s is the authors' eps.
 
     Cost: 4q forwards of the batch. Source: MeZO-GV, 2025 (the variant that evaluates the best seed again).

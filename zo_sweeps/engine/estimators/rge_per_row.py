@@ -20,7 +20,6 @@ class RGEPerRow(TwoSided):
 
     Args:
         q: directions per step, at least 2, each with B examples of its own: the step has q B. The method has B = 1.
-        eps: perturbation scale.
 
     The q directions cost the two passes over q B rows that one direction over all of them would. g_i has no unit of f:
     lr, q and eps set the length of a step. If all D are equal, g_i is 0.

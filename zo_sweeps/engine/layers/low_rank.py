@@ -124,8 +124,10 @@ class DoraLinear(LowRankLinear):
 
     square: Tensor
 
-    def __init__(self, base: nn.Module, rank: int, alpha: float, init: str, key: NoiseKey, name: str) -> None:
-        super().__init__(base, rank, alpha, init, True, key, name)
+    def __init__(
+        self, base: nn.Module, rank: int, alpha: float, init: str, train_A: bool, key: NoiseKey, name: str
+    ) -> None:
+        super().__init__(base, rank, alpha, init, train_A, key, name)
         self.parts = ("A", "B", "m")
         norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32) for rows in linear.parts(base)]
         square = torch.cat(norms).square()

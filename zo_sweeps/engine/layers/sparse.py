@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,48 +23,24 @@ warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWa
 Find = Callable[[int], Masks]  # step -> the masks in effect from that step on
 
 
-class _Place(Protocol):
-    """Where the chosen entries of one layer stand between forwards."""
-
-    dtype: torch.dtype
-    touched: Tensor  # all entries that were ever added, ascending
-
-    def read(self, index: Tensor) -> Tensor:
-        """Return the entries at flat indices, in `dtype`."""
-        ...
-
-    def write(self, index: Tensor, values: Tensor) -> None:
-        """Write values at flat indices, all of them added before."""
-        ...
-
-    def add(self, index: Tensor, values: Tensor | None) -> None:
-        """Make further entries writable; `values` replaces those that stand there."""
-        ...
-
-    def restore(self) -> None:
-        """Write the original values back."""
-        ...
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors that it holds beside the layer's own."""
-        ...
-
-
 class _InWeight:
-    """Entries written into the weight of a Linear or Conv1D."""
+    """Entries written into the weight of a Linear or Conv1D. `touched`: all that were ever added, ascending."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         self._flat, self.dtype = weight.detach().view(-1), weight.dtype
         self.touched, self._original = torch.empty(0, dtype=torch.long, device=weight.device), self._flat[:0].clone()
 
     def read(self, index: Tensor) -> Tensor:
+        """Return the entries at flat indices, in `dtype`."""
         return self._flat[index]
 
     @torch.no_grad()
     def write(self, index: Tensor, values: Tensor) -> None:
+        """Write values at flat indices, all of them added before."""
         self._flat.index_copy_(0, index, values.to(self.dtype))
 
     def add(self, index: Tensor, values: Tensor | None) -> None:
+        """Make further entries writable; `values` replaces those that stand there."""
         self.touched, self._original = _merged(self.touched, self._original, index, self._flat[index])
         if values is not None:
             self.write(index, values)
@@ -73,11 +49,12 @@ class _InWeight:
         self.write(self.touched, self._original)
 
     def tensors(self) -> list[Tensor]:
+        """Return the tensors that it holds beside the layer's own."""
         return [self.touched, self._original]
 
 
 class _BesideCodes:
-    """Entries kept beside a layer's codes, and written into the decoded weight."""
+    """Entries kept beside a layer's codes, and written into the decoded weight: as `_InWeight`."""
 
     def __init__(self, layer: WeightOnly) -> None:
         if layer.entries is not None:
@@ -136,7 +113,7 @@ class _Layer:
     def __init__(self, layer: Any, index: Tensor, values: Tensor | None, apart: bool = False) -> None:
         self.layer, self.apart = layer, apart
         self.weight: nn.Parameter | None = None if isinstance(layer, WeightOnly) else layer.weight
-        self.place: _Place = _BesideCodes(layer) if isinstance(layer, WeightOnly) else _InWeight(layer.weight)
+        self.place = _BesideCodes(layer) if isinstance(layer, WeightOnly) else _InWeight(layer.weight)
         self.place.add(index, values)
         self.index = index
         self.param = nn.Parameter(self.place.read(index).to(torch.float32, copy=True), requires_grad=False)

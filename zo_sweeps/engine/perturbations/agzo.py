@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import ActivationPerturbation
 from zo_sweeps.methods.points import NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -21,10 +17,6 @@ class AGZO(ActivationPerturbation):
     A spans about the r leading right singular vectors of the layer's inputs H [N, n] in the step's minibatch at theta:
     A <- Q of the QR factors of H^T H A, `iterations` times, from a Gaussian A. All queries of a step share it; U is
     drawn for each direction. A matrix with fewer than r columns has that many for r.
-
-    Args:
-        rank: r.
-        iterations: power iterations.
 
     The gradient of a linear layer is D^T H, so it lies in the span of H: with r at least the rank of H, the estimate
     has the gradient's mean, as MeZO's has, in r m dimensions of m n. With a smaller r its mean is the gradient's part
@@ -40,10 +32,6 @@ class AGZO(ActivationPerturbation):
         return None if len(shape) == 2 else 1.0
 
     def basis(self, key: NoiseKey, name: str, inputs: Tensor) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         H = inputs.float()
         A = noise.gaussian(key, f"{name}/A", torch.Size((H.shape[1], min(self.rank, H.shape[1]))), H.device)
         for _ in range(self.iterations):
@@ -51,10 +39,6 @@ class AGZO(ActivationPerturbation):
         return A
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         assert self.bases is not None, "give it the bases of a step's minibatch first"
         if name not in self.bases:
             return noise.gaussian(key, name, shape, device)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -40,10 +36,6 @@ class Columns(Perturbation):
         return min(self.width / shape[1], 1.0) if len(shape) == 2 else 1.0
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         if len(shape) != 2 or shape[1] <= self.width:
             return noise.gaussian(key, name, shape, device)
         first = (key.step - 1) // self.interval * self.width

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, direction, noise, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Params, Perturbation, Reads, State
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,6 @@ class Cone(Perturbation):
 
     Args:
         angle: half the cone's opening, in radians; pi / 2: MeZO.
-        beta: decay of the momentum.
         warmup: the step from which on the decay is `beta`; up to a tenth of it the decay is 0.1, then
             beta - (beta - 0.1) / (1 + 8 x^1.8)^3 with x from 0 to 1. 0: none. The authors take a tenth of the run.
 
@@ -47,8 +43,6 @@ class Cone(Perturbation):
         return replace(self, layout=layout, m=None, norm=0.0)
 
     def init(self, params: Params) -> State:
-        import torch
-
         m = {name: torch.zeros_like(param, dtype=torch.float32) for name, param in params.items()}
         return {"m": m, "norm": 0.0, "t": 0}
 
@@ -67,22 +61,16 @@ class Cone(Perturbation):
         return self.beta if x == 1 else self.beta - (self.beta - 0.1) / (1 + 8 * x**1.8) ** 3
 
     def observe(self, params: Params, estimate: Estimate, state: State) -> State:
-        import torch
-
-        from zo_sweeps.engine.direction import ghat
-
         t, total = state["t"] + 1, 0.0
         beta = self.decay(t)
         with torch.no_grad():
             for name, param in params.items():
-                g = ghat(estimate, self, name, param)
+                g = direction.ghat(estimate, self, name, param)
                 m = state["m"][name].mul_(beta).add_(g, alpha=1 - beta)
                 total += float(torch.linalg.vector_norm(m, dtype=torch.float64)) ** 2
         return {"m": state["m"], "norm": math.sqrt(total), "t": t}
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
         z = noise.gaussian(key, name, shape, device)
         if not self.norm:
             return z

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, torch
 from zo_sweeps.methods.definition import bound
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -31,8 +28,6 @@ class Coordinate(Perturbation):
         return replace(self, layout=layout)
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
         assert self.layout is not None, "bind the perturbation to the parameters first"
         z = torch.zeros(shape, device=device)
         place = self.layout.drawn_before(key) % self.layout.d - self.layout.offsets[name]

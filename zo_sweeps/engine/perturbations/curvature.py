@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, noise, rounding, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.estimator import CURVATURE
 from zo_sweeps.methods.perturbation import Params, Perturbation, Reads, State
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -45,35 +42,25 @@ class Curvature(Perturbation):
         return replace(self, H=None)
 
     def init(self, params: Params) -> State:
-        import torch
-
         return {"H": {name: torch.ones_like(param, dtype=torch.float32) for name, param in params.items()}}
 
     def at(self, params: Params, state: State, step: int) -> Curvature:
         return replace(self, H=state["H"])
 
     def observe(self, params: Params, estimate: Estimate, state: State) -> State:
-        import torch
-
-        from zo_sweeps.engine import noise
-        from zo_sweeps.engine.rounding import add_square
-
         curvatures = estimate.coefs[len(estimate.coefs) // 2 :]
         queries = [(key, abs(curvatures[key.query]) / 2) for key, _ in estimate.terms]
         with torch.no_grad():
             for name, H in state["H"].items():
                 seen = torch.zeros_like(H)
                 for key, half in queries:
-                    add_square(seen, noise.gaussian(key, name, H.shape, H.device), half / len(queries))
+                    rounding.add_square(seen, noise.gaussian(key, name, H.shape, H.device), half / len(queries))
                 H.mul_(seen.mul_(self.alpha).add_(1 - self.alpha))
         return state
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-        from zo_sweeps.engine.rounding import root
-
         z = noise.gaussian(key, name, shape, device)
-        return z if self.H is None else z.div_(root(self.H[name].clone()))
+        return z if self.H is None else z.div_(rounding.root(self.H[name].clone()))
 
     def second_moment(self, shape: torch.Size) -> float | None:
         return 1.0  # before the first step; then 1 / H

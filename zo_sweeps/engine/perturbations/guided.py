@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.estimator import SCOUTS
 from zo_sweeps.methods.perturbation import Params, Perturbation, Reads, State
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,6 @@ class Guided(Perturbation):
         return {"best": best}
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
         if key.query < self.q:
             scout = key._replace(query=self.q + 2 * key.query)
             pair = self._scout(scout), self._scout(scout._replace(query=scout.query + 1))

@@ -5,15 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
@@ -53,19 +49,11 @@ class Layers(Perturbation):
 
     def kept(self, key: NoiseKey) -> set[int]:
         """Return the layers that the direction keeps: those with the smallest addressed integers."""
-        import torch
-
-        from zo_sweeps.engine import noise
-
         count = len({*self._layers.values()})
         drawn: list[int] = noise.integers(key, "layers", count, torch.device("cpu")).tolist()
         return {*sorted(range(count), key=drawn.__getitem__)[: max(1, round((1 - self.dropped) * count))]}
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         layer = self._layers.get(name)
         if layer is not None and layer not in self.kept(key):
             return torch.zeros(shape, device=device)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Params, Perturbation, Reads, State
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 START = "loren/a"
 
@@ -28,8 +25,6 @@ class LOREN(Perturbation):
     a begins at N(0, 1 / n).
 
     Args:
-        damping: the eigenvalues of S across a are 1 / damping.
-        lr_cov: rate of a.
         released: whether directions are those of the released code (b80a32b). There S = damping (damping I + A A^T)^-1
             is the covariance of a whole parameter, vectors too, with A [m, n] the vector a in every row, which begins
             at N(0, 1): the direction A shrinks and all others have variance 1. G_k is the gradient of that log p,
@@ -65,8 +60,6 @@ class LOREN(Perturbation):
         return None if self.released or len(shape) == 2 else 1.0
 
     def observe(self, params: Params, estimate: Estimate, state: State) -> State:
-        import torch
-
         scale = self.eps * (self.eps**2 * self.damping**0.5 if self.released else 1.0) * self.lr_cov
         learned = {}
         with torch.no_grad():
@@ -83,8 +76,6 @@ class LOREN(Perturbation):
         return {"a": learned}
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
         z = noise.gaussian(key, name, shape, device)
         if len(shape) != 2 and not self.released:
             return z
@@ -99,9 +90,5 @@ class LOREN(Perturbation):
         return z.addr_(z @ a, a * -shrink).mul_(self.damping**-0.5)
 
     def _start(self, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         a = noise.gaussian(NoiseKey(0, 0, 0), f"{name}/{START}", torch.Size((shape[-1],)), device)
         return a if self.released else a.mul_(shape[-1] ** -0.5)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.engine.perturbations._factored import Factored, window
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.points import NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -19,7 +16,6 @@ class LowRank(Factored):
     """Z = U V^T / sqrt(r), U [m, r] and V [n, r] of N(0, 1), for a matrix [m, n]; N(0, 1) for any other shape.
 
     Args:
-        rank: r.
         interval: steps between draws of V (LOZO's nu): steps 1 .. nu share one V, then nu + 1 .. 2 nu. U is drawn at
             each step. Each of the q queries has its own U and V.
         scale: `unit`: as above. `released`: Z = U V^T, without the factor, so that eps and lr are those of the authors'
@@ -66,10 +62,6 @@ class LowRank(Factored):
         return self.sum == "product"
 
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         part = "slip" if self.slips(key) else "U"
         U = noise.gaussian(key, f"{name}/{part}", torch.Size((shape[0], self.rank)), device)
         V = noise.gaussian(window(key, self.interval), f"{name}/V", torch.Size((shape[1], self.rank)), device)

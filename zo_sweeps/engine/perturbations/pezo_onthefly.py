@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.engine.later import Tensor, lfsr, pezo, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Advance, Perturbation, advance, starts
 from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 Rounding = Literal["none", "linear", "log"]
 
@@ -93,11 +90,9 @@ class PeZOOnTheFly(Perturbation):
         return starts(self.clocks(d), self.period)
 
     def second_moment(self, shape: torch.Size) -> float | None:
-        from zo_sweeps.engine.pezo import expected_norm
-
         assert self.layout is not None, "bind the perturbation to the parameters first"
         m = self.registers if self.length == "block" else self.layout.d
-        return expected_norm(m) ** 2 / m if self.leap and self.rounding == "none" else None
+        return pezo.expected_norm(m) ** 2 / m if self.leap and self.rounding == "none" else None
 
     def bind(self, layout: Layout) -> PeZOOnTheFly:
         if self.directions(layout.d) == 1:
@@ -110,28 +105,23 @@ class PeZOOnTheFly(Perturbation):
         return replace(self, layout=layout)
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import lfsr
-        from zo_sweeps.engine.pezo import BLOCK, block_factors, direction_factor, values, windows
-
         assert self.layout is not None, "bind the perturbation to the parameters first"
         n, device = self.registers, torch.device(device)
         start = self.layout.drawn_before(key) * self.clocks(self.layout.d)
         offset, count = self.layout.offsets[name], shape.numel()
         first, last = offset // n, -(-(offset + count) // n)
-        table_of_values = values(self.bits, self.leap, self.center, device)
-        rotations = windows(key.seed, n, self.bits, device)
+        table_of_values = pezo.values(self.bits, self.leap, self.center, device)
+        rotations = pezo.windows(key.seed, n, self.bits, device)
         array = (key.seed, n, self.bits, self.leap, self.center)
         out = torch.empty(last - first, n, device=device)
-        rows = BLOCK // n if device.type == "cpu" else max(last - first, 1)
+        rows = pezo.BLOCK // n if device.type == "cpu" else max(last - first, 1)
         for row in range(0, last - first, rows):
             block, clock = out[row : row + rows], start + first + row
             numbers = lfsr.read(table_of_values, rotations, clock, len(block))
             if self.length == "perturbation":
-                factor = direction_factor(*array, self.rounding, self.layout.d, start)
+                factor = pezo.direction_factor(*array, self.rounding, self.layout.d, start)
                 torch.mul(numbers, factor, out=block)
             else:
-                table, addresses = block_factors(*array, self.address, self.rounding, device)
+                table, addresses = pezo.block_factors(*array, self.address, self.rounding, device)
                 torch.mul(numbers, lfsr.read(table, addresses, clock, len(block)), out=block)
         return out.view(-1)[offset - first * n :][:count].view(shape)

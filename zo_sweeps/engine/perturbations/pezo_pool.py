@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.engine.later import Tensor, pezo, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Advance, Perturbation, advance, starts
 from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 Rounding = Literal["none", "linear", "log"]
 
@@ -61,11 +58,9 @@ class PeZOPool(Perturbation):
         return starts(advance(self.advance, d, self.size), self.size)
 
     def second_moment(self, shape: torch.Size) -> float | None:
-        from zo_sweeps.engine.pezo import expected_norm
-
         assert self.layout is not None, "bind the perturbation to the parameters first"
         m = self.size if self.length == "pool" else self.layout.d
-        return expected_norm(m) ** 2 / m if self.rounding == "none" else None
+        return pezo.expected_norm(m) ** 2 / m if self.rounding == "none" else None
 
     def bind(self, layout: Layout) -> PeZOPool:
         if self.directions(layout.d) == 1:
@@ -77,18 +72,14 @@ class PeZOPool(Perturbation):
         return replace(self, layout=layout)
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine.pezo import cyclic, energy, scaled
-
         assert self.layout is not None, "bind the perturbation to the parameters first"
         d, N = self.layout.d, self.size
         start = self.layout.drawn_before(key) * advance(self.advance, d, N) % N
         stored = (key.seed, self.k, self.stored_bits)
-        sums = energy(*stored)
+        sums = pezo.energy(*stored)
         if self.length == "pool":
             m, squares = N, sums[N]
         else:
             m, squares = d, d // N * sums[N] + sums[start + d % N] - sums[start]
-        numbers = scaled(*stored, squares**0.5, m, self.rounding, torch.device(device))
-        return cyclic(numbers, (start + self.layout.offsets[name]) % N, shape.numel()).view(shape)
+        numbers = pezo.scaled(*stored, squares**0.5, m, self.rounding, torch.device(device))
+        return pezo.cyclic(numbers, (start + self.layout.offsets[name]) % N, shape.numel()).view(shape)

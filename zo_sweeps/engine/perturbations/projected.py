@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.engine.perturbations._factored import Bases, Factored, orthonormal, window
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 Slip = Literal["none", "zo_muon", "zo_mopi"]
 
@@ -24,8 +21,6 @@ class Projected(Factored):
     with fewer than r rows has that many for r.
 
     Args:
-        rank: r.
-        interval: steps that share P (T).
         slip: what a released code does in the first step of a window. `zo_muon` (166a8f3): each query is evaluated
             along a P of its own, and the update uses the last one's for all. `zo_mopi` (2ba4f71): the update draws
             another u for query 0, and another z elsewhere, than its points had; that code also leaves the weights off
@@ -58,10 +53,6 @@ class Projected(Factored):
         return min(self.rank, shape[0]) / shape[0] if len(shape) == 2 else 1.0
 
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         held, r = window(key, self.interval)._replace(query=0), min(self.rank, shape[0])
         if self.slip == "zo_muon":  # the window goes on with the P that its first step drew last
             held = held._replace(query=key.query if held.step == key.step and not self._updates else self._last)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, noise, rounding, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Layout, NoiseKey, Point, Theta
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -58,8 +55,6 @@ class Quantized(Perturbation):
         return _integers(key, eps, name, "points", shape.numel(), device, 0).view(shape).div_(eps)
 
     def point(self, point: Point, name: str, codes: Tensor, largest: int, start: int) -> Tensor:
-        import torch
-
         here = codes.float()
         there = here + _integers(point.key, point.scale, name, "points", len(codes), codes.device, start)
         return torch.where(there.abs() <= largest, there, here).to(codes.dtype)
@@ -67,12 +62,10 @@ class Quantized(Perturbation):
     def ghat(
         self, terms: Sequence[tuple[NoiseKey, float]], name: str, codes: Tensor, largest: int, start: int
     ) -> Tensor:
-        import torch
-
-        here, rounding = codes.float(), "update" if self.independent else "points"
+        here, numbers = codes.float(), "update" if self.independent else "points"
         total = torch.zeros_like(here)
         for key, weight in terms:
-            u = _integers(key, self._eps, name, rounding, len(codes), codes.device, start)
+            u = _integers(key, self._eps, name, numbers, len(codes), codes.device, start)
             sides = ((here + u).abs() <= largest).float().add_((here - u).abs() <= largest)
             total += u.mul_(sides).mul_(0.5 * weight / self._eps)
         return total
@@ -84,13 +77,8 @@ class Quantized(Perturbation):
 
 
 def _integers(
-    key: NoiseKey, scale: float, name: str, rounding: str, count: int, device: torch.device, start: int
+    key: NoiseKey, scale: float, name: str, numbers: str, count: int, device: torch.device, start: int
 ) -> Tensor:
-    """Return Q(scale g) of a parameter's elements start, start + 1, ..., [count] fp32; `rounding` names the numbers."""
-    import torch
-
-    from zo_sweeps.engine import noise
-    from zo_sweeps.engine.rounding import whole
-
+    """Return Q(scale g) of a parameter's elements start, start + 1, ..., [count] fp32; `numbers` is the name of Q's."""
     values = noise.combine([(key, scale)], name, torch.Size([count]), device, start=start)
-    return whole(values, key, f"{name}/{rounding}", start)
+    return rounding.whole(values, key, f"{name}/{numbers}", start)

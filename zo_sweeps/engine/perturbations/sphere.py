@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import bound
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -37,18 +33,10 @@ class Sphere(Perturbation):
         return replace(self, layout=layout, _factors={})
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         return noise.gaussian(key, name, shape, device).mul_(self._factor(key, torch.device(device)))
 
     def _factor(self, key: NoiseKey, device: torch.device) -> Tensor:
         """Return sqrt(d) / ||g|| as a 0-d tensor on the device: no synchronization."""
-        import torch
-
-        from zo_sweeps.engine import noise
-
         assert self.layout is not None, "bind the perturbation to the parameters first"
         if (key, device) not in self._factors:
             for old in [old for old in self._factors if old[0][:2] != key[:2]]:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.engine.perturbations._factored import Bases, Factored, orthonormal, window
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -23,7 +19,6 @@ class Subspace(Factored):
     drawn for each direction. A matrix with fewer than r rows or columns has that many for r.
 
     Args:
-        rank: r.
         interval: steps that share U and V (the paper's T_0). Each of the q queries has its own.
 
     E[z z^T] = I over U, V and Y, and E||Z||^2 = m n for any U and V. Within a window the expected estimate is the
@@ -40,10 +35,6 @@ class Subspace(Factored):
         return replace(self, _kept={})
 
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         held, r = window(key, self.interval), min(self.rank, *shape)
         U, V = (
             orthonormal(self._kept, held, f"{name}/{side}", size, r, device)

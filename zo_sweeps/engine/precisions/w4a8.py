@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from zo_sweeps.engine.later import Tensor, scaled, weight_only
 from zo_sweeps.engine.precisions._encoded import Encoded
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.precision import UNITS
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from zo_sweeps.engine.layers.weight_only import WeightCodes
 
 
 @dataclass(frozen=True)
@@ -34,9 +30,6 @@ class W4A8(Encoded):
     Activations before their rounding, and the weights that are not stored as codes, are fp32. Rows of a weight whose
     length is no multiple of the group are filled up with zeros.
 
-    Args:
-        group_size: consecutive values of a row with one scale.
-
     Source: torchao 0.18 and ExecuTorch 1.5 ("8da4w"); XNNPACK's qd8-f32-qb4w kernels.
     """
 
@@ -56,7 +49,5 @@ class W4A8(Encoded):
     def scale_bytes(self, out: int, into: int) -> int:
         return 2 * self.scales(out, into)
 
-    def encode(self, weight: Tensor) -> WeightCodes:
-        from zo_sweeps.engine.codes.scaled import Groupwise
-
-        return Groupwise(weight, self.dtype, self.group_size)
+    def encode(self, weight: Tensor) -> weight_only.WeightCodes:
+        return scaled.Groupwise(weight, self.dtype, self.group_size)

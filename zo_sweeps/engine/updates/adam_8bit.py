@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from zo_sweeps.engine.later import torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.update import Update
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class Adam8bit(Update):
     than 4,096 values keep fp32 states.
 
     Args:
-        weight_decay: decay of the parameters of two or more dimensions; it does not enter m or v.
         paged: whether CUDA may move states to the host's memory while the GPU's is short (a long batch). On a CPU it
             changes nothing.
 

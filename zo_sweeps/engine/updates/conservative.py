@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from zo_sweeps.engine.later import rounding
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
@@ -34,8 +35,6 @@ class Conservative(RoundedUpdate):
         return replace(estimate, terms=terms, coefs=tuple(decision * g for g in estimate.coefs))
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        from zo_sweeps.engine.rounding import move_all
-
         if any(weight for _, weight in estimate.terms):
-            move_all(self, params, estimate, noise, lr)
+            rounding.move_all(self, params, estimate, noise, lr)
         return state
