@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
@@ -58,12 +58,8 @@ def _add_products(
     rows = rows_at_once(theta.shape[1], theta.device)
     for start in range(0, theta.shape[0], rows):
         some = slice(start, start + rows)
-        total: Tensor | None = None
-        for (U, V), (_, weight) in zip(drawn, terms, strict=True):
-            z = (U[some] @ V.T).mul_(weight)
-            total = z if total is None else total.add_(z)
-        assert total is not None, "an estimate has at least one term"
-        out[some] = total.add_(theta[some])
+        products = ((U[some] @ V.T).mul_(weight) for (U, V), (_, weight) in zip(drawn, terms, strict=True))
+        out[some] = reduce(Tensor.add_, products).add_(theta[some])
     return out
 
 
@@ -88,12 +84,7 @@ def ghat(estimate: Estimate, noise: Perturbation, name: str, param: Tensor) -> T
 def _sum(
     terms: Sequence[tuple[NoiseKey, float]], noise: Perturbation, name: str, shape: torch.Size, device: torch.device
 ) -> Tensor:
-    total: Tensor | None = None
-    for key, weight in terms:
-        z = noise.sample(key, name, shape, device).mul_(weight)
-        total = z if total is None else total.add_(z)
-    assert total is not None, "an estimate has at least one term"
-    return total
+    return reduce(Tensor.add_, (noise.sample(key, name, shape, device).mul_(weight) for key, weight in terms))
 
 
 @dataclass(frozen=True)
@@ -157,16 +148,11 @@ def bases_of_inputs(
                 rows = args[0].reshape(-1, args[0].shape[-1])
                 bases[name] = Basis(noise.basis(key, name, rows), linear.is_transposed(layer))
 
-    hooks = [
-        layer.register_forward_pre_hook(partial(keep, name))
-        for layer in layers
-        if linear.is_projection(layer) and (name := names.get(id(layer._parameters.get("weight"))))
-    ]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            if linear.is_projection(layer) and (name := names.get(id(layer._parameters.get("weight")))):
+                hooks.callback(layer.register_forward_pre_hook(partial(keep, name)).remove)
         yield bases
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def digest_of(bases: Mapping[str, Basis]) -> float:

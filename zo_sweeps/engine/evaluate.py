@@ -18,7 +18,7 @@ own in `outer`, and shares the first query's in `inner`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.core.memory_parts import Part, counted_as
+from zo_sweeps.engine import linear
 from zo_sweeps.engine.direction import combine, moved
 from zo_sweeps.engine.factored import factored
 from zo_sweeps.engine.layers.weight_only import Integers, rows_at_once
@@ -135,23 +136,16 @@ def out_of_place(
                 return moved(noise, point, name, param)
             return combine(noise, [(point.key, point.scale)], name, param, rows=None if stop is None else (start, stop))
 
-    undo: list[Callable[[], Any]] = []
-    try:
-        for layer in module.modules():
-            owned = {slot: p for slot, p in layer._parameters.items() if p is not None and id(p) in names}
-            if not owned:
-                continue
-            compute = _in_parts(layer) if isinstance(noise, Partial) else None
-            if compute is not None:
-                layer.forward = partial(compute, layer, at)
-                undo.append(partial(delattr, layer, "forward"))
-            else:
-                undo.append(layer.register_forward_pre_hook(partial(_enter, owned, at)).remove)
-                undo.append(layer.register_forward_hook(partial(_leave, owned), always_call=True).remove)
+    params = {layer: layer._parameters.items() for layer in module.modules()}
+    owned = {layer: {slot: p for slot, p in own if p is not None and id(p) in names} for layer, own in params.items()}
+    moving = [layer for layer, slots in owned.items() if slots]
+    in_parts = {layer: part for layer in moving if isinstance(noise, Partial) and (part := _in_parts(layer))}
+    with ExitStack() as hooks, linear.replaced(in_parts, lambda layer, own: partial(in_parts[layer], layer, at)):
+        for layer in moving:
+            if layer not in in_parts:
+                hooks.callback(layer.register_forward_pre_hook(partial(_enter, owned[layer], at)).remove)
+                hooks.callback(layer.register_forward_hook(partial(_leave, owned[layer]), always_call=True).remove)
         yield
-    finally:
-        for back in undo:
-            back()
 
 
 def _in_parts(layer: nn.Module) -> Callable[..., Tensor] | None:

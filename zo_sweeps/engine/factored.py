@@ -35,26 +35,19 @@ def factored(
     How each kind of module takes its direction: a Linear or Conv1D multiplies by the factors, and adds its bias at each
     point; an Embedding adds scale_p U[ids] V^T to what it looks up, and a tied head multiplies by the same factors;
     norms and any other module run once per group, with their parameters at that group's point. A parameter that a
-    module shares with one that it holds (the bias of a head and of its decoder) is that one's to use. A module that
-    holds others and has parameters of its own, or computes with other than rows, cannot be run so: the plan refuses it
-    (`Arch.no_full_points`).
+    module shares with one that it holds is that one's to use. A module that holds others and has parameters of its own,
+    or computes with other than rows, cannot be run so: the plan refuses it (`Arch.no_full_points`).
 
     Cost: one forward of all rows; per point and matrix 2 r (m + n) operations per token, and r (m + n) Gaussians per
-    query, drawn once for its points. Memory: factors of one module. The forwards of a generation draw and hold those of
-    all modules once: P r (m + n) numbers of each matrix.
+    query, drawn once for its points. Memory: factors of one module; in a generation, those of all modules, drawn once:
+    P r (m + n) numbers of each matrix.
     """
     held = _Points({id(param): name for name, param in space.params.items()}, noise, points)
-    undo: list[Callable[[], Any]] = []
-    try:
-        for layer in module.modules():
-            # A table that is not trained still says how many rows there are, if it looks up the tokens.
-            if type(layer) is nn.Embedding or any(id(param) in held.names for param in _own(layer)):
-                layer.forward = partial(_forward(layer), held, layer, layer.forward)
-                undo.append(partial(delattr, layer, "forward"))
+    # A table that is not trained still says how many rows there are, if it looks up the tokens.
+    concerned = lambda layer: type(layer) is nn.Embedding or any(id(param) in held.names for param in _own(layer))
+    layers = filter(concerned, module.modules())
+    with linear.replaced(layers, lambda layer, own: partial(_forward(layer), held, layer, own)):
         yield
-    finally:
-        for back in undo:
-            back()
 
 
 class _Points:
@@ -80,9 +73,7 @@ class _Points:
 
     def scales(self, like: Tensor) -> Tensor:
         """Return the points' scales, [P, 1, 1]."""
-        return torch.tensor([point.scale for point in self._points], device=like.device, dtype=like.dtype)[
-            :, None, None
-        ]
+        return like.new_tensor([point.scale for point in self._points]).view(-1, 1, 1)
 
     def factors(self, param: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """Return U [P, m, r] and V [P, n, r] of a matrix, U times the points' scales; None: it is not trained."""

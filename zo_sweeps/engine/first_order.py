@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zo_sweeps.core.memory_parts import Part, continue_as, counted_as
 from zo_sweeps.engine.batch import Batch
+from zo_sweeps.engine.linear import replaced
 from zo_sweeps.engine.losses import Loss, logprobs_at, token_logprobs
 from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points, no_joules
@@ -238,21 +239,3 @@ def _states(output: Any) -> Tensor:
     """Return the hidden states among a layer's outputs: those alone, or the first of several."""
     states: Tensor = output if isinstance(output, Tensor) else output[0]
     return states
-
-
-@contextmanager
-def replaced(
-    layers: Iterable[nn.Module], wrap: Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    """Replace the forward of each layer by `wrap(layer, forward)` within the block."""
-    before = {layer: vars(layer).get("forward") for layer in layers}  # of the instance, as after another `replaced`
-    for layer in before:
-        layer.forward = wrap(layer, layer.forward)
-    try:
-        yield
-    finally:
-        for layer, forward in before.items():
-            if forward is None:
-                del layer.forward
-            else:
-                layer.forward = forward

@@ -6,12 +6,10 @@ A register of b bits holds a state s (bit i, from 1, is s >> (i - 1) & 1), which
 
 The taps are the exponents of a primitive polynomial, so that a non-zero state passes through all P = 2^b - 1 non-zero
 states: the state at clock c is cycle[(phase + c) mod P], and a register is its phase. An array of n registers gives n
-integers per clock, rotated: at clock c position i holds register (i + c) mod n, so that each clock moves the first
-register to the end. The array repeats after lcm(n, P) clocks.
+integers per clock, rotated: at clock c position i holds register (i + c) mod n. It repeats after lcm(n, P) clocks.
 
 The paper specifies neither the polynomials nor the seeds. Here the phases of a seed are distinct for n <= P; otherwise
-each is used equally often (up to one). Neighbouring outputs of a register that is clocked once per number share b - 1
-bits; `leap` gives the clocks after which they share none.
+each is used equally often (up to one).
 """
 
 from __future__ import annotations

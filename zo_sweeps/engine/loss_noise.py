@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -88,13 +88,11 @@ def _deviation(values: Sequence[float]) -> float:
 def _rounded_anew(module: nn.Module) -> Iterator[None]:
     layers = list(module.modules())
     levels = max((layer.spacing for layer in layers if isinstance(layer, WeightCodes)), default=0.0)
-    shaken = partial(_shaken, levels)
-    hooks = [layer.register_forward_hook(shaken) for layer in layers if isinstance(layer, nn.Embedding)]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            if isinstance(layer, nn.Embedding):
+                hooks.callback(layer.register_forward_hook(partial(_shaken, levels)).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _shaken(levels: float, layer: nn.Module, args: object, output: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial, wraps
+from functools import cache, lru_cache, partial, reduce, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -55,7 +55,6 @@ T = TypeVar("T", Tensor, tuple[Tensor, Tensor])
 Terms = Sequence[tuple[NoiseKey, float]]
 # (out, base, start, words, scales): any implementation of `_expression`.
 Run = Callable[[Tensor, Tensor | None, int, Sequence[tuple[int, int]], Sequence[float]], None]
-HALVES = (torch.bfloat16, torch.float16)
 log = logging.getLogger(__name__)
 
 
@@ -221,22 +220,17 @@ def _sign_expression(
     """As `_expression`, of signs."""
     first, last = start // 32, -(-(start + out.numel()) // 32)
     signs_of = _signs_of_bytes(out.device)
-    total: Tensor | None = None
-    for (k0, k1), scale in zip(words, scales, strict=True):
-        drawn = _words(k0, k1, first, last - first, out.device).view(torch.uint8).int()
-        z = signs_of.index_select(0, drawn).view(-1)[start - 32 * first :][: out.numel()].mul_(scale)
-        total = z if total is None else total.add_(z)
-    assert total is not None, "a sum has at least one term"
+
+    def term(address: tuple[int, int], scale: float) -> Tensor:
+        drawn = _words(*address, first, last - first, out.device).view(torch.uint8).int()
+        return signs_of.index_select(0, drawn).view(-1)[start - 32 * first :][: out.numel()].mul_(scale)
+
+    total = reduce(Tensor.add_, map(term, words, scales))
     out.copy_(total if base is None else total.add_(base))
 
 
 def _rounded(
-    run: Run,
-    out: Tensor,
-    base: Tensor | None,
-    start: int,
-    words: Sequence[tuple[int, int]],
-    scales: Sequence[float],
+    run: Run, out: Tensor, base: Tensor | None, start: int, words: Sequence[tuple[int, int]], scales: Sequence[float]
 ) -> None:
     """Apply `run`, which supports fp32 only, to `out` and `base` of any dtype: sum in fp32 and round once."""
     total = torch.empty(out.shape, device=out.device)
@@ -286,7 +280,7 @@ def _triton(device: torch.device, dtype: torch.dtype, add: bool) -> Run | None:
 def _runner(out: Tensor, base: Tensor | None, of_signs: bool) -> Run:
     """Return the fastest implementation for these tensors."""
     same_dtype = base is None or base.dtype == out.dtype
-    if out.is_cuda and not of_signs and same_dtype and out.dtype in (torch.float32, *HALVES):
+    if out.is_cuda and not of_signs and same_dtype and out.dtype in (torch.float32, torch.bfloat16, torch.float16):
         kernel = _triton(out.device, out.dtype, base is not None)
         if kernel is not None:
             return kernel

@@ -136,17 +136,13 @@ def move_integers(
 
 
 def stochastic(values: Tensor, key: NoiseKey, name: str, out: Tensor) -> None:
-    """Round values to the half-precision dtype of `out`, up or down at random, so that E[out] = values.
+    """Round fp32 values to the half-precision dtype of `out`, up or down at random, so that E[out] = values.
 
     With a <= |v| <= b the neighbouring numbers of the dtype, |v| becomes b if u < (|v| - a) / (b - a), else a; the sign
     stays. u is the addressed uniform number of (key, name, element), in steps of 2^-23: the result depends neither on
     CHUNK nor on the order of parameters, and has the same bits on every device. A value that the dtype holds stays as
-    it is; one beyond its largest number becomes that.
-
-    Args:
-        values: fp32, contiguous.
-        key: see `rounding_key`.
-        out: of the same shape, contiguous; may be a parameter.
+    it is; one beyond its largest number becomes that. Both tensors are contiguous, of one shape; `out` may be a
+    parameter.
 
     Cost: one noise pass and about ten passes over each chunk; memory: that of CHUNK elements.
     """

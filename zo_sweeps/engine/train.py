@@ -97,12 +97,11 @@ def train(
 
     Args:
         batches: number of a minibatch -> it, on the model's device; see `Estimator.minibatches`.
-        evaluate_dev: scores theta on the dev split.
         log: coefficients of the completed steps.
-        evaluated: steps already evaluated; they are skipped.
+        evaluated: steps after which the dev split has been scored: not again.
         objective: (step number, P) -> [P]; replaces `loss` of the step's batch where f is not a function of the answer
             tokens' log-probabilities (the F1 of generated text).
-        peers: the processes that share the steps' points; None: this process evaluates all of them.
+        peers: as in `step`.
         joules: a counter that grows, read before and after every step, outside of its seconds; NaN: none.
 
     Raises DivergedError at the first non-finite loss, and ValueError for peers with in-place evaluation, because theta
@@ -121,10 +120,7 @@ def train(
         yield evaluated_at(len(log), evaluate_dev, seed)
     for number in range(len(log) + 1, steps + 1):
         spent, began = joules(), time.perf_counter()
-        if space.changes_at(number):
-            space.begin(number)
-            method = method.bind(space.params)
-            state = method.init(space.params)
+        method, state = method.begin(space, number, state)
         own = [batches(place) for place in method.estimator.minibatches(number)]
         each = [of_batch(model, batch, loss) for batch in own]
         f: StepObjective = each if method.estimator.owns_rows else each[0]

@@ -95,11 +95,10 @@ def centroids(values: Tensor, weights: Tensor, k: int) -> Tensor:
 
         min over c and the assignment a of  sum_j weights_j (values_j - c_{a_j})^2,  for each row by itself
 
-    In one dimension a cluster is an interval of the sorted values, and its error follows from prefix sums. So the best
-    partition with borders at quantiles is found exactly, by dynamic programming (the quantiles are those of the density
-    f^(1/3), f the weighted density of the values: the asymptotically optimal density of centroids, Panter and Dite,
-    1951); Lloyd's algorithm then moves the borders off the quantiles. No random numbers: a row's centroids depend on
-    its values and weights alone.
+    In one dimension a cluster is an interval of the sorted values. The best partition with borders at quantiles is
+    found exactly, by dynamic programming (quantiles of the density f^(1/3), f the weighted density of the values:
+    asymptotically optimal, Panter and Dite, 1951); Lloyd's algorithm then moves the borders off the quantiles. No
+    random numbers.
 
     Args:
         values: [rows, n], fp32, finite.

@@ -102,8 +102,7 @@ class LowRankLinear(PointLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)
-        A, B = self.points.get("A", self.A), self.points.get("B", self.B)
-        A, B = A.to(x.dtype), B.to(x.dtype)
+        A, B = self.points.get("A", self.A).to(x.dtype), self.points.get("B", self.B).to(x.dtype)
         if not self.points:
             return y + F.linear(F.linear(x, A), B).mul(self.scaling)
         P = B.shape[0]

@@ -240,20 +240,17 @@ class Sparse(InstalledSpace):
     Before each product the k values of theta, or of the point, are written into the weights (never added, so that
     nothing drifts); uninstalling restores the original values. Beyond a bare forward a point costs k writes and no
     memory. Several points in one forward (the paper's SparseAddMM, eq. 19) share the dense product at theta and add
-    their own sparse products; this pays off where reading the weights dominates a forward, that is for few rows (19 M
-    Llama shape, one CPU thread, density 0.001, two points in one forward against one after the other, CPU time: 0.88
-    at 64 tokens per point, 1.05 at 256). With `apart`, every forward without gradients multiplies the k values
-    separately, also of a single point, and writes nothing (SparseAddMM instead of SparseAdd, eq. 21). It is not chosen
-    by the number of rows: the two round differently, and it is 7 % faster at best (docs/SPEED.md).
+    their own sparse products, which pays off for few rows (CPU time of two points in one forward against one after the
+    other: 0.88 at 64 tokens per point, 1.05 at 256). With `apart`, every forward without gradients multiplies the k
+    values separately, also of a single point, and writes nothing (SparseAddMM instead of SparseAdd, eq. 21): not chosen
+    by the number of rows, as the two round differently (docs/SPEED.md). Over weights that are stored as codes, the
+    entries are kept beside them, in the dtype of decoded values, and written into every decoded part.
 
     Args:
         masks: layer -> flat indices into its weight (see `engine.masks`).
         refresh: steps between masks ("dynamic"; 0: static). The first new mask is computed before step refresh + 1.
         find: step -> new masks, computed from the current weights.
         values: layer -> initial values of the entries; defaults to those of the weights.
-
-    Over weights that are stored as codes, the entries are kept beside them, in the dtype of decoded values, and written
-    into every decoded part.
 
     Memory: 12 bytes per entry, and the original values. With `refresh` over half-precision weights, an entry that
     leaves the mask is rounded to the weights' dtype.

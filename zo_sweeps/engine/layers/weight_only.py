@@ -190,12 +190,10 @@ class WeightOnly(nn.Module):
     x: for the 2qB rows of P-RGE's inner loop as for one. Backpropagation to x decodes W once more.
 
     Args:
-        codes: W.
-        bias: b, or None.
+        codes, bias: W, and b or None.
         transposed: whether the projection stored its weight as [in, out] (Conv1D).
 
-    Attributes:
-        entries: values that replace the decoded ones, or None.
+    Attributes:     entries: values that replace the decoded ones, or None.
     """
 
     def __init__(self, codes: WeightCodes, bias: nn.Parameter | None, transposed: bool) -> None:

@@ -18,11 +18,11 @@ class AGZO(ActivationPerturbation):
     A <- Q of the QR factors of H^T H A, `iterations` times, from a Gaussian A. All queries of a step share it; U is
     drawn for each direction. A matrix with fewer than r columns has that many for r.
 
-    The gradient of a linear layer is D^T H, so it lies in the span of H: with r at least the rank of H, the estimate
-    has the gradient's mean, as MeZO's has, in r m dimensions of m n. With a smaller r its mean is the gradient's part
-    in A. Cost: no forward beside f(theta) for an estimator that evaluates it, one otherwise; per matrix and iteration
-    4 N n r operations, and n r floats for the step; r m Gaussians and a thin product a direction. A replay takes the
-    forward again. Source: Lin et al., AGZO: Activation-guided zeroth-order optimization for LLM fine-tuning, 2026.
+    The gradient of a linear layer is D^T H, in the span of H: with r at least the rank of H, the estimate has the
+    gradient's mean, in r m dimensions of m n; with a smaller r, the gradient's part in A. Cost: no forward beside
+    f(theta) for an estimator that evaluates it, one otherwise; per matrix and iteration 4 N n r operations, and n r
+    floats for the step; r m Gaussians and a thin product a direction. A replay takes the forward again. Source: Lin et
+    al., AGZO: Activation-guided zeroth-order optimization for LLM fine-tuning, 2026.
     """
 
     rank: int = option(8, "r, the directions of a layer's inputs", least=1)

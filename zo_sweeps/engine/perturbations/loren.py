@@ -17,24 +17,23 @@ START = "loren/a"
 class LOREN(Perturbation):
     """Each row of Z is of N(0, S), S = (damping I + a a^T)^-1, for a matrix [m, n] with a [n]; N(0, 1) elsewhere.
 
-    a follows the score-function gradient of the loss at the points, after each step:
+    a follows the score-function gradient of the loss at the points, after each step, from N(0, 1 / n):
 
         a <- a - lr_cov mean_k(A_k G_k),   G_k = m a / (damping + ||a||^2) - Z_k^T Z_k a
 
     with A_k = eps g_k the k-th loss minus the step's mean, times q / (q - 1), and G_k the gradient of log p(Z_k).
-    a begins at N(0, 1 / n).
 
     Args:
         released: whether directions are those of the released code (b80a32b). There S = damping (damping I + A A^T)^-1
             is the covariance of a whole parameter, vectors too, with A [m, n] the vector a in every row, which begins
-            at N(0, 1): the direction A shrinks and all others have variance 1. G_k is the gradient of that log p,
-            times sqrt(damping) eps^2, so that a stays where it began (it moves by 1e-8 of its length in three steps).
+            at N(0, 1): the direction A shrinks and all others have variance 1. G_k is the gradient of that log p, times
+            sqrt(damping) eps^2, so that a stays where it began (it moves by 1e-8 of its length in three steps).
 
-    For estimator rloo, whose coefficients are differences from a mean. Given a, E[z z^T] = S in every row, which is
-    1 / damping across a: for the same length of directions, the released code's eps is 1 / sqrt(damping) times this
-    one. State: {"a": {name: [n]}}, one vector a matrix. Cost: MeZO's noise and a product with a for each; two thin
-    products to update it. Source: Seung et al., Low-rank curvature for zeroth-order optimization in LLM fine-tuning
-    (LOREN), 2025.
+    For estimator rloo, whose coefficients are differences from a mean. Given a, E[z z^T] = S in every row, which is 1 /
+    damping across a: for the same length of directions, the released code's eps is 1 / sqrt(damping) times this one.
+    State: {"a": {name: [n]}}, one vector a matrix. Cost: MeZO's noise and a product with a for each; two thin products
+    to update it. Source: Seung et al., Low-rank curvature for zeroth-order optimization in LLM fine-tuning (LOREN),
+    2025.
     """
 
     reads: ClassVar[Reads] = Reads.LOG

@@ -16,15 +16,13 @@ from zo_sweeps.methods.points import NoiseKey
 class SmallWeights(Perturbation):
     """z_j = g_j [|theta_j| <= h], g_j of N(0, 1), in a matrix; N(0, 1) in any other shape.
 
-    h is the ceil((1 - sparsity) numel)-th smallest |theta_j| of the matrix. The mask itself is of theta at the step.
-
-    Args:
-        threshold: `initial`: h is of the weights before step 1, as in the paper; `current`: of those at each step.
+    h is the ceil((1 - sparsity) numel)-th smallest |theta_j| of the matrix: of the weights before step 1, as in the
+    paper, or of those at each step (`threshold`). The mask itself is of theta at the step. sparsity 0: MeZO.
 
     E[z z^T] is the mask; the estimate's mean is the gradient where it is 1. The mask is computed again wherever it is
-    needed, so it takes no memory, and a replay needs the weights of each step, which it has. Cost: MeZO's, and one
-    comparison per element and direction; the threshold is a selection over each matrix, once or at every step. Source:
-    Liu et al., Sparse MeZO: Less parameters for better performance in zeroth-order LLM fine-tuning, 2024.
+    needed: no memory, and a replay needs the weights of each step, which it has. Cost: MeZO's, and one comparison per
+    element and direction; the threshold is a selection over each matrix, once or at every step. Source: Liu et al.,
+    Sparse MeZO: Less parameters for better performance in zeroth-order LLM fine-tuning, 2024.
     """
 
     reads: ClassVar[Reads] = Reads.WEIGHTS

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from zo_sweeps.engine.later import Tensor, noise, torch
-from zo_sweeps.engine.perturbations._factored import Bases, Factored, orthonormal, window
+from zo_sweeps.engine.perturbations._bases import Bases, Factored, orthonormal, window
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.points import Layout, NoiseKey
 
@@ -15,11 +15,8 @@ from zo_sweeps.methods.points import Layout, NoiseKey
 class Subspace(Factored):
     """Z = sqrt(m n) / r U Y V^T with Y [r, r] of N(0, 1), for a matrix [m, n]; N(0, 1) for any other shape.
 
-    U [m, r] and V [n, r] have orthonormal columns, uniform over such matrices, drawn once for `interval` steps; Y is
-    drawn for each direction. A matrix with fewer than r rows or columns has that many for r.
-
-    Args:
-        interval: steps that share U and V (the paper's T_0). Each of the q queries has its own.
+    U [m, r] and V [n, r] have orthonormal columns, uniform over such matrices, drawn once for `interval` steps (T_0)
+    and query; Y is drawn for each direction. A matrix with fewer than r rows or columns has that many for r.
 
     E[z z^T] = I over U, V and Y, and E||Z||^2 = m n for any U and V. Within a window the expected estimate is the
     gradient times m n / r^2 U U^T . V V^T. Cost: r^2 Gaussians and two thin products a direction; (m + n) r floats kept

@@ -17,6 +17,9 @@ SCALES_PER_SCALE = 256  # of 4-bit codes with double quantization, as in bitsand
 class Encoded(WeightOnlyPrecision):
     """A precision given by its codes: `encode`, and the bytes they take."""
 
+    def scale_bytes(self, out: int, into: int) -> int:
+        return 4 * self.scales(out, into)
+
     def encode(self, weight: Tensor) -> weight_only.WeightCodes:
         """Return a contiguous weight [out, in] as codes, on its device."""
         raise NotImplementedError
@@ -35,10 +38,11 @@ class Encoded(WeightOnlyPrecision):
 
     def restored(self, layer: nn.Module, shape: tuple[int, int], buffers: Mapping[str, Tensor]) -> nn.Module:
         coded = dict(buffers)
-        beside = [coded.pop(name) for name in (weight_only.ENTRIES, weight_only.ENTRY_VALUES) if name in buffers]
+        index, values = coded.pop(weight_only.ENTRIES, None), coded.pop(weight_only.ENTRY_VALUES, None)
         scheme = self.encode(next(iter(coded.values())).new_zeros(1, shape[1], dtype=self.dtype))
         module = self._module(layer, scheme.holding(shape, coded))
-        module.entries = weight_only.Entries(*beside, shape) if beside else None
+        if index is not None and values is not None:
+            module.entries = weight_only.Entries(index, values, shape)
         return module
 
     @staticmethod
@@ -58,9 +62,6 @@ class BlockPrecision(Encoded):
 
     def code_bytes(self, out: int, into: int) -> int:
         return self.scales(out, into) * self.block // 2 + self.scale_bytes(out, into)
-
-    def scale_bytes(self, out: int, into: int) -> int:
-        return 4 * self.scales(out, into)
 
 
 @dataclass(frozen=True)

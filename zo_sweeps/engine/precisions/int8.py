@@ -26,9 +26,6 @@ class INT8(Encoded):
     def code_bytes(self, out: int, into: int) -> int:
         return out * into + self.scale_bytes(out, into)
 
-    def scale_bytes(self, out: int, into: int) -> int:
-        return 4 * out
-
     def scales(self, out: int, into: int) -> int:
         return out
 

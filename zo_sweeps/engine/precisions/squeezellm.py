@@ -14,20 +14,16 @@ from zo_sweeps.methods.space import share
 
 @dataclass(frozen=True)
 class SqueezeLLM(Encoded):
-    """w[r, j] = table[r, c[r, j]], c of 4 bits; a share of the entries is kept outside, in `compute`.
+    """w[r, j] = table[r, c[r, j]], c of 4 bits; a share of the entries is kept outside, in `compute`, as tables are.
 
     The table of a row minimizes sum_j s_j (w_j - table[c_j])^2 over its entries that are not kept; s, their
     sensitivity, is the mean of the squared gradients of single texts (the diagonal of the empirical Fisher). Kept are
     the most sensitive entries of each weight, as a mask of the same settings chooses them. Without sensitivities s = 1,
-    and the entries of largest magnitude are kept.
+    and the entries of largest magnitude are kept. The codes are computed from the plain weights once per machine, and
+    stored there; a package brings its own.
 
-    The codes are computed from the plain weights once per machine, and stored there; a package brings its own.
-
-    Args:
-        compute: format of activations, of the weights that are not stored as codes, of tables and of kept entries.
-
-    Source: SqueezeLLM (Kim et al., 2023, arXiv:2306.07629), sections 4.1 and 4.2; Guo et al. (2024), Figure 4 and
-    eq. 13. SqueezeLLM keeps outliers by magnitude besides; its k-means is a heuristic of random starts.
+    Source: SqueezeLLM (Kim et al., 2023, arXiv:2306.07629), sections 4.1 and 4.2; Guo et al. (2024), Figure 4 and eq.
+    13. SqueezeLLM keeps outliers by magnitude besides; its k-means is a heuristic of random starts.
     """
 
     prepared: ClassVar[bool] = True

@@ -20,14 +20,13 @@ class Scales(LayerSpace):
 
     The codes come from the precision: a scale per row (int8) or per block of values (nf4, fp4). Scales that are
     quantized themselves are trained from their decoded values, and then take 4 bytes each. QZO keeps scales from
-    changing sign (`update.nonnegative`) and bounds the directional derivative (`estimator.clip`).
+    changing sign (`update.nonnegative`) and bounds the directional derivative (`estimator.clip`). A scale is the
+    largest |w| of its block or row. QZO's release trains the quantization step D of w = D c, and m D is our scale, m
+    the largest code (int4: 7, int8: 127): its eps, lr and C are m eps, m^2 lr and C / m here, for the same points and
+    updates. `method=qzo_released` has its numbers for int4.
 
-    A scale is the largest |w| of its block or row. QZO's release trains the quantization step D of w = D c, and m D is
-    our scale, m the largest code (int4: 7, int8: 127): its eps, lr and C are m eps, m^2 lr and C / m here, for the same
-    points and updates. `method=qzo_released` has its numbers for int4.
-
-    Cost: a point decodes every target weight once. Source: QZO (Shang et al., 2025, arXiv:2505.13430), sections 3.2
-    and 3.3, and the example of its released code.
+    Cost: a point decodes every target weight once. Source: QZO (Shang et al., 2025, arXiv:2505.13430), sections 3.2 and
+    3.3, and the example of its released code.
     """
 
     batched: ClassVar[bool] = False

@@ -69,12 +69,5 @@ class Adam(RoundedUpdate):
 
     def optimizer(self, groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
         """Return AdamW, which equals Adam without weight decay."""
-        from torch.optim import AdamW
-
-        return AdamW(
-            [dict(group) for group in groups],
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            fused=self.fused or None,  # None: torch's choice
-        )
+        own, fused = [dict(group) for group in groups], self.fused or None  # None: torch's choice
+        return torch.optim.AdamW(own, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=fused)

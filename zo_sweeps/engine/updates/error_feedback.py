@@ -22,13 +22,12 @@ class ErrorFeedback(Update):
     c are integer codes, r the residual of each, from 0 on. Rounding is to the nearest, ties to even. A constant step x
     per code adds up to x / (1 - decay), and so moves a code only if |x| >= (1 - decay) / 2; with decay 1, any does.
 
-    State: {"residual": {name: fp16}}, 2 bytes per code, which the log rebuilds: a replay from the base codes repeats
-    every step, residual included. Cost: q noise passes; memory: one chunk in fp32.
-    Source: QES (Xu et al., 2026, arXiv:2602.03120), with the constants of its released code. That code keeps r (the
-    full-residual variant), or rebuilds it before each step from the last 50 with the masks of today's codes ("seed
-    replay"), which is not exact; a replay of the whole log is. It also begins r at random in [-1/2, 1/2], and divides
-    the differences of a step's losses by their standard deviation over the queries, so that its lr is the size of a
-    step; here ghat is the estimator's.
+    State: {"residual": {name: fp16}}, 2 bytes per code, which a replay rebuilds. Cost: q noise passes; memory: one
+    chunk in fp32. Source: QES (Xu et al., 2026, arXiv:2602.03120), with the constants of its released code. That code
+    keeps r (the full-residual variant), or rebuilds it before each step from the last 50 with the masks of today's
+    codes ("seed replay"), which is not exact. It also begins r at random in [-1/2, 1/2], and divides the differences of
+    a step's losses by their standard deviation over the queries, so that its lr is the size of a step; here ghat is the
+    estimator's.
     """
 
     state_copies: ClassVar[int] = 1

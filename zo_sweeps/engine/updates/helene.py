@@ -20,10 +20,7 @@ class HELENE(RoundedUpdate):
 
         theta <- theta - lr * (m / (gamma max(h, floor) + eps) + weight_decay * theta)
 
-    h changes in steps 1, 1 + every, 1 + 2 every, ....
-
-    Args:
-        floor: smallest value of h; the paper has one for each layer.
+    h changes in steps 1, 1 + every, 1 + 2 every, .... The paper has a floor for each layer.
 
     ghat^2, with the true labels, is the Gauss-Newton-Bartlett diagonal but for its factor B (the batch), which gamma
     has. State: {"t": updates done, "m": {name: fp32}, "h": {name: fp32}}, 8 bytes per trainable value. Cost: q noise

@@ -18,8 +18,7 @@ class Momentum(RoundedUpdate):
     """m <- momentum * m + ghat;  theta <- theta - lr * (m + weight_decay * theta).
 
     Args:
-        momentum: mu of heavy-ball momentum, without dampening: under a constant ghat, theta moves by
-            lr / (1 - mu) * ghat per step.
+        momentum: without dampening: under a constant ghat, theta moves by lr / (1 - mu) * ghat per step.
         per_query: whether m takes in the queries one by one and theta moves by m after each, q times per step, as in
             LOREN's released code (b80a32b): the first queries count more than the last. Parameters of one dimension
             then have no momentum.

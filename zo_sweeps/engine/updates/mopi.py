@@ -19,12 +19,9 @@ START = NoiseKey(0, 0, 0)  # of the subspace iteration, at every step
 class MOPI(RoundedUpdate):
     """m <- momentum * m + ghat;  W <- W - lr * sum_{i <= k} u_i v_i^T in matrices, of the largest singular values of m.
 
-    In other shapes theta <- theta - lr * vector_scale * m. u_i and v_i come from `iterations` steps of subspace
-    iteration, from the same addressed noise at every step.
-
-    Args:
-        components: k; as many as the smaller side, if that is less.
-        vector_scale: rate of other shapes over lr; the released code has 1e-7 there and 1e-2 in matrices: 1e-5.
+    In other shapes theta <- theta - lr * vector_scale * m (the released code has 1e-7 there and 1e-2 in matrices:
+    1e-5). u_i and v_i come from subspace iteration, from the same addressed noise at every step. k = `components`, or
+    the smaller side, if that is less.
 
     State: {"m": {name: fp32}}. Cost: q noise passes, and 4 m n k operations a matrix and iteration. Source: ZO-MOPI,
     2026, and its released code (2ba4f71), which makes one iteration per step, from the last step's v, and begins anew

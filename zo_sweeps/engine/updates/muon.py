@@ -20,10 +20,8 @@ class Muon(RoundedUpdate):
     """W <- W - lr * msign(ghat) in matrices; theta <- theta - lr * vector_scale * ghat in other shapes.
 
     msign(U S V^T) = U V^T, about, by Newton-Schulz iterations. With ghat = P G, P of orthonormal columns (perturbation
-    `projected`), this is P msign(G). The step of a matrix has length lr sqrt(rank of ghat), whatever f and eps are.
-
-    Args:
-        vector_scale: rate of other shapes over lr; the released code has 1e-7 there and 1e-2 in matrices: 1e-5.
+    `projected`), this is P msign(G). The step of a matrix has length lr sqrt(rank of ghat), whatever f and eps are. The
+    released code has 1e-7 in other shapes and 1e-2 in matrices: a vector_scale of 1e-5.
 
     No state. Cost: q noise passes, and 6 m n min(m, n) operations a matrix and iteration (the released code, within r
     rows: 6 r^2 n). Source: ZO-Muon, 2026, and its released code (166a8f3); the iteration of Jordan et al., Muon, 2024.

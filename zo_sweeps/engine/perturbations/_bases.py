@@ -1,12 +1,28 @@
-"""What directions in factors share: their product, and orthonormal bases that last for a window of steps. No member."""
+"""Bases of members: directions over the whole vector; directions in factors, some of them orthonormal for a window."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zo_sweeps.engine.later import Tensor, noise, torch
-from zo_sweeps.methods.perturbation import FactoredPerturbation
-from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.definition import bound
+from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
+from zo_sweeps.methods.points import Layout, NoiseKey
+
+
+@dataclass(frozen=True)
+class Whole(Perturbation):
+    """A distribution over the vector of all parameters, not of one parameter at a time."""
+
+    over: Layout | None = bound()
+
+    def bind(self, layout: Layout) -> Perturbation:
+        return replace(self, over=layout)
+
+    @property
+    def layout(self) -> Layout:
+        assert self.over is not None, "bind the perturbation to the parameters first"
+        return self.over
 
 
 @dataclass(frozen=True)
