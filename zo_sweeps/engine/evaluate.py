@@ -51,10 +51,7 @@ def evaluate(
     mode: Mode,
     most: int | None = None,
 ) -> list[float]:
-    """Return f at each point, in the order of `points`. The grouping into forwards changes it by rounding only.
-
-    Args:
-        most: points in one forward; None: as many as the mode says.
+    """Return f at each point, in order, at most `most` in one forward: rounding alone depends on how many.
 
     Raises ValueError for a batched mode over a space that holds only one point per forward.
     """

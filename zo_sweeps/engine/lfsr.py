@@ -54,8 +54,7 @@ def leap(bits: int) -> int:
 def cycle(bits: int, clocks: int = 1) -> Tensor:
     """Return all states in order, starting at state 1, [2^b - 1] int32. Cost: 2^b - 1 clocks, once.
 
-    Args:
-        clocks: between two outputs, coprime to 2^b - 1: the states of the same cycle in another order.
+    `clocks` between two outputs, coprime to 2^b - 1, give the states of the same cycle in another order.
     """
     mask = sum(1 << (tap - 1) for tap in TAPS[bits])
     states, state = [], 1

@@ -43,8 +43,7 @@ def token_logprobs(model: LanguageModel, batch: Batch, copies: int = 1) -> Tenso
 def logprobs_at(model: LanguageModel, places: Tensor, token_place: Tensor, token_id: Tensor) -> Tensor:
     """Return log p of K tokens over the full vocabulary, [P, K] fp32.
 
-    Args:
-        places: [P, U, D] last hidden states, of which `token_place` [K] tells the one that predicts each token.
+    `places` are the last hidden states [P, U, D], of which `token_place` [K] tells the one that predicts each token.
     """
     with counted_as(Part.LOGITS):
         logits = model.head(places.flatten(0, 1)).float().view(*places.shape[:2], -1)

@@ -55,13 +55,10 @@ class Lazily(Mapping[str, Tensor]):
 
 
 def top(scores: Mapping[str, Tensor], density: float, scope: Scope = "per_layer") -> Masks:
-    """Return the entries with the largest scores; ties go to the first.
+    """Return the entries with the largest `scores` (layer -> of each entry), a `density` share; ties go to the first.
 
-    Args:
-        scores: layer -> score of each entry.
-        density: share of entries to take, at least one per layer (per_layer) or in total (global).
-
-    Layers without a chosen entry are left out. Cost: a selection over d entries; memory: a copy of one layer.
+    At least one entry per layer (per_layer), or in total (global); layers without one are left out. Cost: a selection
+    over d entries; memory: a copy of one layer.
     """
     if not 0 < density <= 1:
         raise ValueError(f"density must be above 0 and at most 1, not {density}")
@@ -162,18 +159,12 @@ def sensitive(
 
 @dataclass(frozen=True)
 class Concentration:
-    """The cumulative normalized squared gradient over the layers.
+    """The cumulative normalized squared gradient over the layers."""
 
-    Args:
-        shares: shares of a layer's entries, ascending.
-        mean, std: over the layers, of the share of the layer's squared gradient in these entries.
-        layers: number of layers with a non-zero gradient.
-    """
-
-    shares: tuple[float, ...]
-    mean: tuple[float, ...]
+    shares: tuple[float, ...]  # of a layer's entries, ascending
+    mean: tuple[float, ...]  # over the layers, of the share of the squared gradient in these entries
     std: tuple[float, ...]
-    layers: int
+    layers: int  # those with a non-zero gradient
 
 
 def concentration(scores: Mapping[str, Tensor], shares: Sequence[float] = SHARES) -> Concentration:

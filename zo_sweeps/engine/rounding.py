@@ -158,11 +158,9 @@ def whole(values: Tensor, key: NoiseKey, name: str, start: int) -> Tensor:
 
         Q(x) = sign(x) (floor(|x|) + [u < |x| - floor(|x|)])
 
-    u is the addressed uniform number of (key, name, element), in steps of 2^-23, so that Q(-x) = -Q(x), and Q has the
-    same bits on every device and in chunks of any size. A value below 2^-24 becomes 0.
-
-    Args:
-        values: fp32, [n]: the elements start, start + 1, ....
+    u is the addressed uniform number of (key, name, element), in steps of 2^-23, the values being the elements start,
+    start + 1, ...: Q(-x) = -Q(x), and Q has the same bits on every device and in chunks of any size. A value below
+    2^-24 becomes 0.
     """
     size = values.abs()
     low = size.floor()

@@ -39,19 +39,12 @@ class StepDone:
 
 @dataclass(frozen=True)
 class Scores:
-    """How a split is scored with the weights as they are.
+    """How a split is scored with the weights as they are."""
 
-    Args:
-        loss: f of the whole split as one batch (see `zo_sweeps.methods.objective`).
-        metric: the task's first metric, which can select the step.
-        metrics: all of them, by name.
-        right: whether each example's prediction is right; () where numbers are predicted.
-    """
-
-    loss: float
-    metric: float
-    metrics: Mapping[str, float]
-    right: Sequence[bool] = ()
+    loss: float  # f of the whole split as one batch (see `zo_sweeps.methods.objective`)
+    metric: float  # the task's first, which can select the step
+    metrics: Mapping[str, float]  # all of them, by name
+    right: Sequence[bool] = ()  # whether each example's prediction is right; () where numbers are predicted
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,7 @@ class FourBit(WeightCodes):
 
     With `group` > 0 the scales are quantized too (QLoRA's double quantization), `group` of them per scale of their own:
     s = mean + table8[c'] * s'_group, to 8 bits. bitsandbytes encodes and decodes. Its products are not used: on some
-    CPUs they are in bfloat16 whatever was asked for.
-
-    Args:
-        weight: [out, in], fp32, bf16 or fp16; encoded some rows at a time.
-        dtype: of decoded values.
-        table: of 16 values.
-        block: values per scale; the last block is filled up with zeros.
+    CPUs they are in bfloat16 whatever was asked for. The last block is filled up with zeros.
     """
 
     def __init__(

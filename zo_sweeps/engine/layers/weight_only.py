@@ -25,12 +25,7 @@ def rows_at_once(into: int, device: torch.device) -> int:
 
 
 class Integers(nn.Parameter):
-    """Codes from -largest to largest, int8: 1 byte each, without gradients.
-
-    Args:
-        codes: contiguous; used, not copied.
-        largest: at most 127.
-    """
+    """Codes from -largest to largest (at most 127), int8, without gradients; the tensor is used, not copied."""
 
     largest: int
 
@@ -44,11 +39,9 @@ class WeightCodes(nn.Module):
     """A weight [out, in] as codes, in buffers: the base of all schemes. Most have `scales` that multiply the codes.
 
     Called, it returns the function (start, stop) -> decoded rows [stop - start, in], whose bits depend on neither. A
-    scheme registers the codes as the buffer `values`; all other buffers are there to decode them.
-
-    Args:
-        shape: (out, in).
-        dtype: of decoded values.
+    scheme is made from a weight in any floating-point dtype, encoded in fp32 some rows at a time, and the dtype of
+    decoded values, which are rounded once. It registers the codes as the buffer `values`; all other buffers are there
+    to decode them.
     """
 
     spacing: ClassVar[float] = 0.0  # of the levels that `inputs` rounds to, as a share of their range; 0: it does not
@@ -92,11 +85,7 @@ class WeightCodes(nn.Module):
         return dict(self.state_dict())
 
     def holding(self, shape: tuple[int, int], buffers: Mapping[str, Tensor]) -> WeightCodes:
-        """Hold the codes of another weight, encoded by the same scheme, in place of its own; return itself.
-
-        Args:
-            shape: (out, in) of that weight.
-            buffers: as `stored` returned them.
+        """Hold the codes of another weight [*shape], from the buffers that `stored` returned; return itself.
 
         Raises ValueError if they are buffers of another scheme.
         """
@@ -162,12 +151,7 @@ class IntegerCodes(WeightCodes):
 
 
 class Entries:
-    """Chosen entries of a weight [out, in], kept beside its codes in the dtype of decoded values.
-
-    Args:
-        index: [k] flat indices, ascending.
-        values: [k].
-    """
+    """Chosen entries of a weight [out, in], beside its codes, in the dtype of decoded values; flat indices ascend."""
 
     def __init__(self, index: Tensor, values: Tensor, shape: tuple[int, int]) -> None:
         self.index, self.values = index, values
