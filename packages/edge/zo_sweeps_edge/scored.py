@@ -18,7 +18,7 @@ def scored(
     objective: Objective,
     examples: Sequence[Example],
 ) -> Scored:
-    """Score the candidates of examples; the same numbers as `engine.score.score`, up to rounding.
+    """Score the candidates of examples; the same numbers as `engine.losses.score`, up to rounding.
 
     Args:
         scores_of: rows -> the scores of each row's slots.
