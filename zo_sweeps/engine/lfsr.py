@@ -75,11 +75,9 @@ def phases(seed: int, registers: int, bits: int) -> Tensor:
 def read(values: Tensor, windows: Tensor, clock: int, clocks: int) -> Tensor:
     """Return the registers' outputs at clocks clock, clock + 1, ..., [clocks, m].
 
-    Args:
-        values: [2 P], the value of cycle[j mod P] (the state itself, or its image under a map).
-        windows: [n, m] int32, phases of the m registers read at clock c, by c mod n: `rotations` for the array.
-
-    Cost per number: a copy, an addition and a look-up.
+    `values` [2 P] are those of cycle[j mod P] (the state itself, or its image under a map); `windows` [n, m] int32 the
+    phases of the m registers read at clock c, by c mod n: `rotations` for the array. Cost per number: a copy, an
+    addition and a look-up.
     """
     n, period = windows.shape[0], len(values) // 2
     step = torch.arange(clocks, dtype=torch.int32, device=values.device)

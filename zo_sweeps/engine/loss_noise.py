@@ -21,21 +21,17 @@ class LossNoise:
         noise = |c(f') - c(f)| / sqrt(2 (P - 1)),  signal = |c(f)| / sqrt(P - 1),  c(f) = f - mean(f)
 
     f are the losses of the step's P points, f' those of the same points with every rounding drawn anew: the outputs of
-    each embedding are multiplied by 1 + u and 1 - u in turn, u the relative spacing of their dtype, or of the levels of
-    rounded activations. What that does to the function itself is common to the points, to within u of the signal, and
-    so is any rounding that does not depend on the point: c removes both.
+    each embedding of `module` are multiplied by 1 + u and 1 - u in turn, u the relative spacing of their dtype, or of
+    the levels of rounded activations. What that does to the function itself is common to the points, to within u of the
+    signal, and so is any rounding that does not depend on the point: c removes both.
 
     Signal includes noise, r = noise / signal. If every loss has independent noise on top of its exact value, estimates
     correlate with exact ones at 1 / sqrt(1 + c r^2 / (1 - r^2)): c = q / (2q - 1) for q pairs of points (sqrt(1 - r^2)
     for one), and 2q / (q + 1) for q points that share the loss at theta. `benchmarks precision` measures both. Not in
     r: what rounding theta's own values to a half-precision dtype does at a point, which f and f' share.
 
-    Args:
-        f: the step's objective.
-        module: whose embeddings are changed while f' is computed.
-        joules: a counter that grows; the attributes `seconds` and `joules` are what f' took, no part of the step.
-
-    Cost: one more forward of each point of a step that is measured; no memory.
+    Cost: one more forward of each point of a step that is measured, in the attributes `seconds` and `joules` (by the
+    counter of that name), no part of the step; no memory.
     """
 
     def __init__(self, f: Objective, module: nn.Module, joules: Callable[[], float]) -> None:

@@ -303,12 +303,9 @@ def combine(
 ) -> Tensor:
     """Return base + sum_i c_i z(key_i) for the terms (key_i, c_i): summed in fp32, rounded once to the dtype of `out`.
 
-    Args:
-        of_signs: z is of signs, and not Gaussian (`signs`).
-        name: the parameter.
-        shape, start: shape of the result, which holds the parameter's elements start, start + 1, ....
-        base: tensor of as many elements; defaults to zero.
-        out: contiguous; may be `base` itself. Defaults to a new tensor of the dtype of `base`, or fp32.
+    z is Gaussian, or `of_signs`. The result, of this shape, holds the elements start, start + 1, ... of the parameter
+    `name`; `base` has as many, and defaults to zero. `out` is contiguous, may be `base` itself, and defaults to a new
+    tensor of the dtype of `base`, or fp32.
 
     Cost: one pass over `shape`, whatever the number of terms; the directions are never stored.
     """

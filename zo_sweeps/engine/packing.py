@@ -46,10 +46,10 @@ def _filled(lengths: Sequence[int], count: int) -> tuple[list[list[int]], int]:
 
 
 def grouped(sizes: Sequence[tuple[int, int]], tokens: int) -> list[list[int]]:
-    """Return the examples (by index) of each forward: by length, to reduce padding, and at most `tokens` if apart.
+    """Return the examples (by index) of each forward: by length, to reduce padding.
 
-    `sizes` are the texts of each example, and the tokens of the longest. The bound is on texts times the longest; an
-    example of more has a forward of its own.
+    `sizes` are the texts of each example, and the tokens of the longest; a forward has at most `tokens`, as texts times
+    the longest, or one example of more.
     """
     groups: list[list[int]] = []
     used = 0

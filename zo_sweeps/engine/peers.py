@@ -179,12 +179,7 @@ class Team:
 
 
 class Follower:
-    """A process that answers the questions of a `Team` (peers.py).
-
-    Args:
-        space: at its base values: the first question brings the whole log.
-        objective: step number -> f of its minibatch, or minibatches.
-    """
+    """A process that answers a `Team`. Its space is at its base values: the first question brings the whole log."""
 
     def __init__(
         self,

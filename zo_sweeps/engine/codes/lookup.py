@@ -24,13 +24,9 @@ ROUNDS = 100  # of Lloyd's algorithm, at most; rows of language models take 10 t
 class Lookup(WeightCodes):
     """w[r, j] = table[r, c[r, j]], or the entry's own value where it is kept: dense-and-sparse quantization.
 
-    The table of a row holds the centroids of its values that are not kept (`centroids`), weighted by `sensitivity` and
-    rounded to `dtype`, as kept entries are; a code is that of the nearest entry of the table. Two codes share a byte,
-    the first in its upper half; a row begins a byte.
-
-    Args:
-        kept: [k] flat indices of the entries that are kept, ascending.
-        sensitivity: [out, in], the weight of each entry's squared error; None: all alike.
+    The table of a row holds the centroids of its values that are not kept (`centroids`), weighted by `sensitivity`
+    [out, in] (None: all alike) and rounded to `dtype`, as kept entries are (flat indices, ascending); a code is that of
+    the nearest entry of the table. Two codes share a byte, the first in its upper half; a row begins a byte.
     """
 
     def __init__(self, weight: Tensor, dtype: torch.dtype, kept: Tensor, sensitivity: Tensor | None) -> None:

@@ -111,9 +111,7 @@ class WeightCodes(nn.Module):
 class IntegerCodes(WeightCodes):
     """Integers from -`largest` to `largest`, times scales: codes that can be trained themselves.
 
-    Attributes:
-        values: the integers as they are stored; empty while they are trained.
-        integers: the integers [out, in] while they are trained, int8, 1 byte each; else None.
+    While they are trained, `integers` [out, in] are a parameter, int8, 1 byte each (else None), and `values` are empty.
     """
 
     largest: ClassVar[int]
@@ -171,13 +169,8 @@ class WeightOnly(nn.Module):
     """A projection y = x W^T + b over a frozen weight W that is stored as codes; a scheme may round x before.
 
     W is decoded at most 2^20 values at a time on a CPU (where they stay in cache), 2^26 elsewhere, once for all rows of
-    x: for the 2qB rows of P-RGE's inner loop as for one. Backpropagation to x decodes W once more.
-
-    Args:
-        codes, bias: W, and b or None.
-        transposed: whether the projection stored its weight as [in, out] (Conv1D).
-
-    Attributes:     entries: values that replace the decoded ones, or None.
+    x: for the 2qB rows of P-RGE's inner loop as for one. Backpropagation to x decodes W once more. `transposed`: the
+    projection stored its weight as [in, out] (Conv1D). `entries` are values that replace the decoded ones, or None.
     """
 
     def __init__(self, codes: WeightCodes, bias: nn.Parameter | None, transposed: bool) -> None:
