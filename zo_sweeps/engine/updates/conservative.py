@@ -22,8 +22,7 @@ class Conservative(RoundedUpdate):
 
     Cost: three more points per step (one more forward in the batched modes), q noise passes each, and q for the update.
     No state, and no weight decay: it would move theta to a point without a measured loss. Source: ZO-Bench (Zhang et
-    al., 2024), ZO-SGD-Cons, with the decision rule of its released code, which writes theta three times for the three
-    losses; here theta is written once.
+    al., 2024), ZO-SGD-Cons, with the decision rule of its released code.
     """
 
     evaluations: ClassVar[int] = 3

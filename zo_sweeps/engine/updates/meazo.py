@@ -20,11 +20,9 @@ class MEAZO(RoundedUpdate):
         v <- beta v + (1 - beta) g^2
         theta <- theta - lr * (ghat / (sqrt(v / (1 - beta^t)) + eps) + weight_decay * theta)
 
-    g is the mean of the step's coefficients, a scalar: so is v, for all parameters together.
-
-    As eps goes to 0, the run does not change if f is multiplied by a number: lr needs no search over the scale of the
-    loss. State: {"t": updates done, "v": float}. Cost: q noise passes. Source: MEAZO: Memory-efficient adaptive
-    zeroth-order optimization, 2025; beta and eps are ours.
+    g is the mean of the step's coefficients, a scalar: so is v, for all parameters together. As eps goes to 0, the run
+    does not change if f is multiplied by a number. State: {"t": updates done, "v": float}. Cost: q noise passes.
+    Source: MEAZO: Memory-efficient adaptive zeroth-order optimization, 2025; beta and eps are ours.
     """
 
     beta: float = option(0.99, "decay of the mean square of the coefficients", least=0, most=1)

@@ -20,10 +20,9 @@ class RAdaZO(RoundedUpdate):
 
         theta <- theta - lr * (m / sqrt(v + eps) + weight_decay * theta)
 
-    The square is of the mean of estimates, whose variance is smaller than theirs. State: {"m": {name: fp32}, "v":
-    {name: fp32}}, 8 bytes per trainable value. Cost: q noise passes. Source: Shu et al., Refining adaptive zeroth-order
-    optimization at ease (R-AdaZO), 2025. The release (f7c9377) perturbs one tensor at a time, with 2 K forwards for
-    each of them; here as elsewhere all move together.
+    State: {"m": {name: fp32}, "v": {name: fp32}}, 8 bytes per trainable value. Cost: q noise passes. Source: Shu et
+    al., Refining adaptive zeroth-order optimization at ease (R-AdaZO), 2025. The release (f7c9377) perturbs one tensor
+    at a time, with 2 K forwards for each of them; here as elsewhere all move together.
     """
 
     numerics: ClassVar[int] = 2
