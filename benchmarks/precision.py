@@ -117,7 +117,7 @@ def estimates(space: Space, method: Method, precision: Precision) -> tuple[Tenso
     measured = []
     for step in range(1, DIRECTIONS // method.estimator.budget + 1):
         f = BenchSteps(model, installed, examples([TOKENS] * BATCH, step, 4096)).forward
-        noisy = LossNoise(f, f, model.module, no_joules)
+        noisy = LossNoise(f, model.module, no_joules)
         points = bound.estimator.points(0, step)
         losses = losses_at(bound, model.module, installed, noisy, points)
         coefs += bound.estimator.combine(points, losses).coefs

@@ -252,7 +252,7 @@ def precision(member: Precision) -> None:
     weight = weight.view(blocks, -1) * torch.logspace(-2, 2, blocks).unsqueeze(1)
     weight[0] = 0
     layer = nn.Linear(into, out, bias=False, dtype=member.dtype)
-    decoded: Tensor = member.stored(layer, weight.view(out, into)).dense()  # type: ignore[operator]
+    decoded: Tensor = member.stored(layer, weight.view(out, into)).dense()
     decoded = decoded.float().view(blocks, -1)
     largest, error = weight.abs().amax(1, keepdim=True), (decoded - weight).abs()
     rounding = (2 * UNITS[member.format.torch_name] + member.scale_rounding) * largest

@@ -17,7 +17,7 @@ from tests.engine.conftest import TinyModel, tiny_model
 from tests.engine.test_updates import batch_of, digest, install, trained
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, noise
-from zo_sweeps.engine.activations import bases_of_inputs, digest_of
+from zo_sweeps.engine.direction import bases_of_inputs, digest_of
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_curved import RGECurved
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided

@@ -205,7 +205,7 @@ def test_one_point_in_a_forward_of_sparse_entries_is_as_several() -> None:
 
 def test_dora_rounds_activations_and_no_factors() -> None:
     base = layer_of(weight_of((33, 37)), precision_of("w4a8"))
-    layer = DoraLinear(base, 4, 8.0, "gaussian", NoiseKey(0, -1, 0), "layer").requires_grad_(False)
+    layer = DoraLinear(base, 4, 8.0, "gaussian", True, NoiseKey(0, -1, 0), "layer").requires_grad_(False)
     x, W = weight_of((5, 37), 2), base.dense()
     layer.B.copy_(weight_of((33, 4), 3))
     merged = W + 2 * layer.B @ layer.A

@@ -26,8 +26,7 @@ from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.layers import weight_only
-from zo_sweeps.engine.layers.codes import TrainedCodes
-from zo_sweeps.engine.layers.weight_only import Integers
+from zo_sweeps.engine.layers.weight_only import Integers, TrainedCodes
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.quantized import Quantized
 from zo_sweeps.engine.replay import rebuild

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from zo_sweeps.engine import first_order, losses
 from zo_sweeps.engine.batch import Batch, collate
-from zo_sweeps.engine.layerwise import Layerwise
+from zo_sweeps.engine.first_order import Layerwise
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.precisions.nf4 import NF4
 from zo_sweeps.engine.spaces.dora import DoRA

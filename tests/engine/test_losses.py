@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from tests.engine.conftest import Example, TinyModel, make_examples
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate, indices
-from zo_sweeps.engine.losses import candidate_scores, token_logprobs
+from zo_sweeps.engine.losses import candidate_scores, score, token_logprobs
 from zo_sweeps.engine.objectives.candidates import Candidates
 from zo_sweeps.engine.objectives.tokens import Tokens
-from zo_sweeps.engine.score import score
 
 pytestmark = pytest.mark.unit
 

@@ -14,7 +14,7 @@ from tests.engine.conftest import TinyModel, make_examples, tiny_model
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.estimators.mezo_compat import MezoCompat as Estimator
-from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.evaluate import InPlace
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.mezo_compat import MezoCompat as Stream
 from zo_sweeps.engine.replay import replay

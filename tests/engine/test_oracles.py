@@ -291,7 +291,7 @@ WRONG: dict[str, tuple[Callable[[], None], str]] = {
 
 
 @dataclass(frozen=True)
-class OneSidedAsTwo(contract.kind("estimator", "rge_one_sided")):  # type: ignore[misc]
+class OneSidedAsTwo(contract.kind("estimator", "rge_one_sided")):
     curvature = 0.0
 
 

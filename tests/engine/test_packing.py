@@ -10,10 +10,9 @@ import torch
 
 from tests.engine.conftest import Candidate, Example, TinyModel, make_examples, targets
 from zo_sweeps.engine.batch import collate
-from zo_sweeps.engine.losses import candidates, token_logprobs, tokens
+from zo_sweeps.engine.losses import candidates, forwards, score, token_logprobs, tokens
 from zo_sweeps.engine.objectives.candidates import Candidates
 from zo_sweeps.engine.packing import CAPACITY, pack, shared_tokens
-from zo_sweeps.engine.score import forwards, score
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
 from zo_sweeps.models.causal import own_text

@@ -18,7 +18,7 @@ from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.estimators.mezo_compat import MezoCompat
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
-from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.evaluate import InPlace
 from zo_sweeps.engine.peers import HEAD, Follower, PeerLostError, Team, pack, pack_losses, shares, unpack
 from zo_sweeps.engine.perturbations.agzo import AGZO
 from zo_sweeps.engine.perturbations.gaussian import Gaussian

@@ -14,7 +14,7 @@ from tests.engine.contract import LAYOUT, SHAPES, d
 from tests.engine.oracles import begun
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.estimators.rge import RGE
-from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.evaluate import InPlace
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.perturbations.rademacher import Rademacher

@@ -46,12 +46,12 @@ from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.step import Method, RunState, step
 from zo_sweeps.engine.train import Scores, StepDone, train
-from zo_sweeps.engine.updates._matrix import leading, orthogonalized
 from zo_sweeps.engine.updates.adamezo import AdaMeZO
 from zo_sweeps.engine.updates.low_rank_momentum import LowRankMomentum
 from zo_sweeps.engine.updates.meazo import MEAZO
 from zo_sweeps.engine.updates.momentum import Momentum
-from zo_sweeps.engine.updates.muon import Muon
+from zo_sweeps.engine.updates.mopi import leading
+from zo_sweeps.engine.updates.muon import Muon, orthogonalized
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import CURVATURE, SCOUTS, Estimator
 from zo_sweeps.methods.evaluation import Mode

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.precision import expected_correlation
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
@@ -39,20 +40,16 @@ pytestmark = pytest.mark.unit
 
 
 def test_the_noise_of_a_step_is_the_deviation_of_what_changes_between_two_evaluations_of_its_points() -> None:
-    values = {"f": [1.0, 3.0], "again": [1.6, 3.4]}
-    noise = LossNoise(
-        lambda points: torch.tensor(values["f"]),
-        lambda points: torch.tensor(values["again"]),
-        torch.nn.Module(),
-        lambda: 0,
-    )
-    assert noise(2).tolist() == values["f"], "the step's own losses are not touched"
+    values = iter([[1.0, 3.0], [1.6, 3.4], [1.0, 3.0], [math.inf, 1.0]])
+    noise, infinite = (LossNoise(lambda points: torch.tensor(next(values)), nn.Module(), lambda: 0) for _ in range(2))
+    assert noise(2).tolist() == [1.0, 3.0], "the step's own losses are not touched"
     # c(f' - f) = (0.1, -0.1): their deviation is 0.1 sqrt(2), of one evaluation 0.1; c(f) = (-1, 1).
     assert noise.result == pytest.approx((0.1, math.sqrt(2)), rel=1e-5)
     assert noise_to_signal([(0.1, 1.0), (0.7, 1.0)]) == pytest.approx(0.5)
     assert math.isnan(noise_to_signal([(0.0, 0.0)])), "no signal and no noise"
-    values["again"] = [math.inf, 1.0]
-    assert LossNoise(noise._f, noise._again, torch.nn.Module(), lambda: 0).result is None
+    assert infinite.result is None
+    assert infinite(2).tolist() == [1.0, 3.0]
+    assert infinite.result is None
     assert [step for step in range(1, 40) if LossNoise.is_measured(step)] == [*range(2, 10), 16, 32]
 
 
@@ -65,7 +62,7 @@ def estimates(space: Space, dtype: torch.dtype, estimator: Estimator) -> tuple[t
     coefs, measured = [], []
     for number in range(1, 24 // estimator.budget + 1):
         f = of_batch(model, collate(make_examples(6, seed=number), 0), losses.tokens)
-        noise = LossNoise(f, f, model.module, lambda: 0.0)
+        noise = LossNoise(f, model.module, lambda: 0.0)
         points = method.estimator.points(0, number)
         values = evaluate(noise, model.module, installed, method.perturbation, points, Mode.SEQUENTIAL)
         coefs.append(list(method.estimator.combine(points, values).coefs))
@@ -111,12 +108,8 @@ def test_noise_on_every_loss_leaves_the_correlation_that_is_expected(estimator: 
         slopes = torch.randn(estimator.budget, generator=generator)
         points = estimator.points(0, step)
         values = torch.tensor([point.scale * float(slopes[point.key.query]) for point in points])
-        noise = LossNoise(
-            lambda count: values + 0.7 * torch.randn(count, generator=generator),  # noqa: B023
-            lambda count: values + 0.7 * torch.randn(count, generator=generator),  # noqa: B023
-            torch.nn.Module(),
-            lambda: 0.0,
-        )
+        f = lambda count, exact=values: exact + 0.7 * torch.randn(count, generator=generator)
+        noise = LossNoise(f, nn.Module(), lambda: 0.0)
         exact.append(slopes)
         noisy.append(torch.tensor(estimator.combine(points, noise(len(points)).tolist()).coefs))
         assert noise.result is not None

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from zo_sweeps.engine.sampling import Sampler
+from zo_sweeps.engine.noise import Sampler
 
 pytestmark = pytest.mark.unit
 

@@ -22,7 +22,7 @@ from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.direction import ghat
 from zo_sweeps.engine.estimators.rge import RGE
-from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.evaluate import InPlace
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.constant import Constant

@@ -26,7 +26,7 @@ from tests.models.test_families import padded, rows
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.evaluate import evaluate
-from zo_sweeps.engine.layerwise import Layerwise
+from zo_sweeps.engine.first_order import Layerwise
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.estimate import Batches, ForwardRows, memory_by_part
-from zo_sweeps.engine.out_of_place import out_of_place
+from zo_sweeps.engine.evaluate import out_of_place
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.precisions.fp32 import FP32
 from zo_sweeps.engine.updates.sgd import SGD

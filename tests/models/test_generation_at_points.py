@@ -14,10 +14,10 @@ from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.devices.estimate import Batches, ForwardRows, GeneratedRows, direction_numbers, memory_by_part
 from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine.evaluate import evaluate
+from zo_sweeps.engine.noise import Sampler
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.precisions.fp32 import FP32
-from zo_sweeps.engine.sampling import Sampler
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.updates.sgd import SGD

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.common import CONF, TINY, local, make, model_yaml, random_model
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.engine.sampling import Sampler
+from zo_sweeps.engine.noise import Sampler
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
 from zo_sweeps.models.checkpoint import TokenizerFile, front_of
 from zo_sweeps.models.identity import DEMO, status

@@ -14,9 +14,8 @@ from tests.models.common import local, make
 from tests.tasks.common import spec_of
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.batch import collate
-from zo_sweeps.engine.losses import token_logprobs
+from zo_sweeps.engine.losses import score, token_logprobs
 from zo_sweeps.engine.objectives.label_words import LabelWords
-from zo_sweeps.engine.score import score
 from zo_sweeps.models.causal import MaskedLanguageModel
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.models.load import load

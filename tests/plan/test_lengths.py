@@ -15,7 +15,7 @@ import yaml
 from tests.conftest import REPO
 from tests.plan.common import TINY, changed, configs, planned, problem
 from tests.run.common import run
-from zo_sweeps.engine import score
+from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.methods.task import Lengths
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -154,7 +154,7 @@ def test_the_tokens_of_a_row_are_those_that_steps_and_scoring_forward_in_the_run
         return counted
 
     monkeypatch.setattr(Workbench, "batch", counting("step", Workbench.batch))
-    monkeypatch.setattr(score, "collate", counting("scoring", score.collate))
+    monkeypatch.setattr(losses, "collate", counting("scoring", losses.collate))
     outcome, _ = run(trial)
     assert outcome.state.value == "SUCCEEDED", outcome.error
     assert 5 * needs.step_tokens == pytest.approx(forwarded["step"])

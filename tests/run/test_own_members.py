@@ -229,7 +229,7 @@ class Nothing(Space):
         return {count}
 
     def install(self, module, layers, seed, mask=None):
-        from zo_sweeps.engine.layers.wrapped import Wrapped
+        from zo_sweeps.engine.layers.low_rank import Wrapped
 
         return Wrapped(module, [], lambda base, name: base)
 '''

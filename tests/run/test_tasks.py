@@ -15,7 +15,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event, ScoredDev, ScoredTest, Steps
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
-from zo_sweeps.engine.score import score
+from zo_sweeps.engine.losses import score
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.mlflow_points import points

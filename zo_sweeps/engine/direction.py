@@ -1,16 +1,21 @@
-"""What directions do to one parameter at a time: their sums as tensors, and moves of integer codes by whole numbers."""
+"""Sums of directions as tensors, one parameter at a time; moves of integer codes; bases that a minibatch gives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial, reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from zo_sweeps.core.memory_parts import Part, counted_as
+from zo_sweeps.engine import linear
 from zo_sweeps.engine.layers.weight_only import Integers, rows_at_once
 from zo_sweeps.engine.types import IntegerDirections, Partial
-from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
+from zo_sweeps.methods.perturbation import ActivationPerturbation, Basis, FactoredPerturbation, Params, Perturbation
 from zo_sweeps.methods.points import Estimate, NoiseKey, Point
 
 CHUNK = 1 << 22  # codes moved at a time, at most: they take about 40 bytes each meanwhile
@@ -53,12 +58,8 @@ def _add_products(
     rows = rows_at_once(theta.shape[1], theta.device)
     for start in range(0, theta.shape[0], rows):
         some = slice(start, start + rows)
-        total: Tensor | None = None
-        for (U, V), (_, weight) in zip(drawn, terms, strict=True):
-            z = (U[some] @ V.T).mul_(weight)
-            total = z if total is None else total.add_(z)
-        assert total is not None, "an estimate has at least one term"
-        out[some] = total.add_(theta[some])
+        products = ((U[some] @ V.T).mul_(weight) for (U, V), (_, weight) in zip(drawn, terms, strict=True))
+        out[some] = reduce(Tensor.add_, products).add_(theta[some])
     return out
 
 
@@ -83,12 +84,7 @@ def ghat(estimate: Estimate, noise: Perturbation, name: str, param: Tensor) -> T
 def _sum(
     terms: Sequence[tuple[NoiseKey, float]], noise: Perturbation, name: str, shape: torch.Size, device: torch.device
 ) -> Tensor:
-    total: Tensor | None = None
-    for key, weight in terms:
-        z = noise.sample(key, name, shape, device).mul_(weight)
-        total = z if total is None else total.add_(z)
-    assert total is not None, "an estimate has at least one term"
-    return total
+    return reduce(Tensor.add_, (noise.sample(key, name, shape, device).mul_(weight) for key, weight in terms))
 
 
 @dataclass(frozen=True)
@@ -129,3 +125,40 @@ def ghat_parts(
     assert isinstance(noise, IntegerDirections), f"integer codes move by integers, which {noise.name} does not draw"
     for start, codes in _parts(param):
         yield start, codes, noise.ghat(estimate.terms, name, codes, param.largest, start)
+
+
+@contextmanager
+def bases_of_inputs(
+    module: nn.Module, params: Params, noise: ActivationPerturbation, key: NoiseKey
+) -> Iterator[dict[str, Basis]]:
+    """Fill the dict with a basis for each matrix whose layer computes within the block, by the parameter's name.
+
+    Of the first inputs of each layer alone, all rows of the forward, padding included. A table that tokens are looked
+    up in has none, also as the head of a tied model: its gradient is not of the head's inputs. Cost: `noise.basis` of
+    each matrix; no inputs are kept.
+    """
+    layers = [*module.modules()]
+    tables = {id(layer.weight) for layer in layers if isinstance(layer, nn.Embedding)}
+    names = {id(param): name for name, param in params.items() if id(param) not in tables}
+    bases: dict[str, Basis] = {}
+
+    def keep(name: str, layer: nn.Module, args: tuple[Tensor]) -> None:
+        if name not in bases:
+            with counted_as(Part.WORKSPACE), torch.inference_mode(False), torch.no_grad():
+                rows = args[0].reshape(-1, args[0].shape[-1])
+                bases[name] = Basis(noise.basis(key, name, rows), linear.is_transposed(layer))
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            if linear.is_projection(layer) and (name := names.get(id(layer._parameters.get("weight")))):
+                hooks.callback(layer.register_forward_pre_hook(partial(keep, name)).remove)
+        yield bases
+
+
+def digest_of(bases: Mapping[str, Basis]) -> float:
+    """Return 52 bits of the SHA-256 of the bases' names and bytes, a whole number that a logged float holds exactly."""
+    found = hashlib.sha256()
+    for name in sorted(bases):
+        found.update(f"{name}\n".encode())
+        found.update(bases[name].columns.cpu().contiguous().numpy().data)
+    return float(int(found.hexdigest()[:13], 16))

@@ -1,7 +1,8 @@
-"""Evaluation of f at theta + scale * z: one point at a time, or several in one forward. Theta is never modified.
+"""Evaluation of f at theta + scale * z: one point at a time, or several in one forward.
 
-theta is not written to, so it cannot drift: each layer computes a point's values from theta and the addressed noise
-(out of place), uses them, and discards them. Modes, with forwards per step for q two-sided queries:
+By default theta is not written to, so it cannot drift: each layer computes a point's values from theta and the
+addressed noise (out of place), uses them, and discards them. `InPlace` is the option `evaluation.restore=in_place`, as
+in MeZO. Modes, with forwards per step for q two-sided queries:
 
     sequential  2q  one point per forward; memory of the largest layer
     outer       2   P-RGE's outer loop: the q plus points, then the q minus points
@@ -16,20 +17,25 @@ own in `outer`, and shares the first query's in `inner`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.core.memory_parts import Part, counted_as
-from zo_sweeps.engine.direction import combine
+from zo_sweeps.engine import linear
+from zo_sweeps.engine.direction import combine, moved
 from zo_sweeps.engine.factored import factored
-from zo_sweeps.engine.out_of_place import out_of_place
+from zo_sweeps.engine.layers.weight_only import Integers, rows_at_once
+from zo_sweeps.engine.rounding import probe
 from zo_sweeps.engine.types import Partial
 from zo_sweeps.methods.evaluation import Mode
-from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
-from zo_sweeps.methods.points import Point
+from zo_sweeps.methods.perturbation import FactoredPerturbation, Params, Perturbation
+from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import InstalledSpace
 
 Objective = Callable[[int], Tensor]  # number of row groups P -> losses [P]
@@ -45,10 +51,7 @@ def evaluate(
     mode: Mode,
     most: int | None = None,
 ) -> list[float]:
-    """Return f at each point, in the order of `points`. The grouping into forwards changes it by rounding only.
-
-    Args:
-        most: points in one forward; None: as many as the mode says.
+    """Return f at each point, in order, at most `most` in one forward: rounding alone depends on how many.
 
     Raises ValueError for a batched mode over a space that holds only one point per forward.
     """
@@ -102,3 +105,149 @@ def _at(points: Sequence[Point], noise: Perturbation, name: str, param: Tensor) 
             directions[point.key] = noise.sample(point.key, name, param.shape, param.device)
         stacked[i].add_(directions[point.key], alpha=point.scale)
     return stacked
+
+
+@contextmanager
+def out_of_place(
+    module: nn.Module, space: InstalledSpace, noise: Perturbation, points: Sequence[Point]
+) -> Iterator[None]:
+    """Make `module` compute at the one point within the block, with a few million perturbed values in memory at a time.
+
+    A Linear computes its weight a few rows at a time and multiplies by them while they are in cache; an Embedding
+    computes the rows that it looks up; in any other module the parameters are swapped while it computes. Integer codes
+    are swapped for codes, 1 byte each, one weight at a time. A parameter that is used twice is computed twice.
+
+    Theta itself (scale 0) is multiplied in the same parts as any point, so that the two round alike: in half precision,
+    a difference f(theta + eps z) - f(theta) would otherwise hold a constant that eps divides.
+    """
+    (point,) = points
+    names = {id(param): name for name, param in space.params.items()}
+
+    def at(param: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return rows start..stop-1 of a parameter at the point; without `stop`, the whole parameter."""
+        name = names.get(id(param))
+        if name is None or point.scale == 0:
+            return param[start:stop] if stop is not None else param
+        with counted_as(Part.WORKSPACE):
+            if isinstance(param, Integers):
+                return moved(noise, point, name, param)
+            return combine(noise, [(point.key, point.scale)], name, param, rows=None if stop is None else (start, stop))
+
+    params = {layer: layer._parameters.items() for layer in module.modules()}
+    owned = {layer: {slot: p for slot, p in own if p is not None and id(p) in names} for layer, own in params.items()}
+    moving = [layer for layer, slots in owned.items() if slots]
+    in_parts = {layer: part for layer in moving if isinstance(noise, Partial) and (part := _in_parts(layer))}
+    with ExitStack() as hooks, linear.replaced(in_parts, lambda layer, own: partial(in_parts[layer], layer, at)):
+        for layer in moving:
+            if layer not in in_parts:
+                hooks.callback(layer.register_forward_pre_hook(partial(_enter, owned[layer], at)).remove)
+                hooks.callback(layer.register_forward_hook(partial(_leave, owned[layer]), always_call=True).remove)
+        yield
+
+
+def _in_parts(layer: nn.Module) -> Callable[..., Tensor] | None:
+    """Return the module's forward that uses a few rows of its weight at a time; None: it needs the whole weight."""
+    if type(layer) is nn.Linear:
+        return _linear
+    # On a GPU, launching kernels for each row would cost more than computing the whole table.
+    if type(layer) is nn.Embedding and layer.max_norm is None and layer.weight.device.type == "cpu":
+        return _embedding
+    return None
+
+
+def _embedding(layer: nn.Embedding, at: Callable[..., Tensor], ids: Tensor) -> Tensor:
+    rows, where = torch.unique(ids, return_inverse=True)
+    with counted_as(Part.WORKSPACE):
+        table = torch.cat([at(layer.weight, row, row + 1) for row in rows.tolist()])
+    return F.embedding(where, table)
+
+
+def _linear(layer: nn.Linear, at: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """Return x W^T + b, computed a few rows of W (outputs) at a time, rounded once."""
+    weight = layer.weight
+    bias = None if layer.bias is None else at(layer.bias)
+    rows = rows_at_once(layer.in_features, weight.device)
+    if rows >= layer.out_features:
+        return F.linear(x, at(weight), bias)
+    y = x.new_empty(*x.shape[:-1], layer.out_features)
+    flat, into = x.reshape(-1, layer.in_features), y.view(-1, layer.out_features)
+    for start in range(0, layer.out_features, rows):
+        stop = min(start + rows, layer.out_features)
+        some, part = at(weight, start, stop).T, into[:, start:stop]
+        if bias is None:
+            torch.mm(flat, some, out=part)
+        else:
+            torch.addmm(bias[start:stop], flat, some, out=part)
+    return y
+
+
+def _enter(owned: dict[str, nn.Parameter], at: Callable[..., Tensor], layer: nn.Module, args: object) -> None:
+    slots: dict[str, Any] = layer._parameters  # with plain tensors, until `_leave`
+    slots.update({slot: at(param) for slot, param in owned.items()})
+
+
+def _leave(owned: dict[str, nn.Parameter], layer: nn.Module, args: object, output: object) -> None:
+    layer._parameters.update(owned)
+
+
+class InPlace:
+    """Evaluation that moves theta to each point in turn, theta <- theta + delta * z, and restores it at the end.
+
+    A two-sided query costs three passes over the parameters (delta = eps, -2 eps, eps) and one forward per point. delta
+    * z is rounded before it is added, as in MeZO's code. The rounding error that a step's passes leave in theta is part
+    of the run: `replay` repeats the passes, without the forwards, and is bit-identical.
+
+    `drift`: max over elements of |sum over steps of (theta after the passes - theta before)|, at up to PROBE evenly
+    spaced elements of each parameter. Memory: one parameter's noise, and the probes.
+    """
+
+    def __init__(self) -> None:
+        self._drifted: dict[str, Tensor] = {}
+
+    @property
+    def drift(self) -> float:
+        """The largest drift of any probed element so far; see the class."""
+        return max((total.abs().max().item() for total in self._drifted.values()), default=0.0)
+
+    def losses(self, objective: Objective, params: Params, noise: Perturbation, points: Sequence[Point]) -> list[float]:
+        """Return f at each point, in order."""
+        losses: list[float] = []
+        with closing(self._visits(params, noise, points)) as visits:  # closing restores theta if f raises
+            for _ in visits:
+                with torch.inference_mode():
+                    losses += objective(1).tolist()
+        return losses
+
+    def walk(self, params: Params, noise: Perturbation, points: Sequence[Point]) -> None:
+        """Run the passes without the forwards: theta ends up as if f had been evaluated at the points."""
+        for _ in self._visits(params, noise, points):
+            pass
+
+    def _visits(self, params: Params, noise: Perturbation, points: Sequence[Point]) -> Generator[None, None, None]:
+        """Move theta to each point in turn; yield once at each."""
+        before = {name: probe(param).float() for name, param in params.items()}
+        key, scale = points[0].key, 0.0
+        try:
+            for point in points:
+                if point.key != key:
+                    _shift(params, noise, key, -scale)
+                    key, scale = point.key, 0.0
+                _shift(params, noise, key, point.scale - scale)
+                scale = point.scale
+                yield
+        finally:
+            _shift(params, noise, key, -scale)
+        for name, param in params.items():
+            moved = probe(param).float() - before[name]
+            previous = self._drifted.get(name)
+            # If the space has changed its parameters meanwhile, measure the new ones from here on.
+            self._drifted[name] = moved if previous is None or previous.shape != moved.shape else previous + moved
+
+
+@torch.no_grad()
+def _shift(params: Params, noise: Perturbation, key: NoiseKey, delta: float) -> None:
+    """Set theta <- theta + delta * z(key)."""
+    if delta:
+        for name, param in params.items():
+            z = noise.sample(key, name, param.shape, param.device)
+            param.add_(z.mul_(delta).to(param.dtype))

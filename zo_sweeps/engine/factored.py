@@ -35,26 +35,19 @@ def factored(
     How each kind of module takes its direction: a Linear or Conv1D multiplies by the factors, and adds its bias at each
     point; an Embedding adds scale_p U[ids] V^T to what it looks up, and a tied head multiplies by the same factors;
     norms and any other module run once per group, with their parameters at that group's point. A parameter that a
-    module shares with one that it holds (the bias of a head and of its decoder) is that one's to use. A module that
-    holds others and has parameters of its own, or computes with other than rows, cannot be run so: the plan refuses it
-    (`Arch.no_full_points`).
+    module shares with one that it holds is that one's to use. A module that holds others and has parameters of its own,
+    or computes with other than rows, cannot be run so: the plan refuses it (`Arch.no_full_points`).
 
     Cost: one forward of all rows; per point and matrix 2 r (m + n) operations per token, and r (m + n) Gaussians per
-    query, drawn once for its points. Memory: factors of one module. The forwards of a generation draw and hold those of
-    all modules once: P r (m + n) numbers of each matrix.
+    query, drawn once for its points. Memory: factors of one module; in a generation, those of all modules, drawn once:
+    P r (m + n) numbers of each matrix.
     """
     held = _Points({id(param): name for name, param in space.params.items()}, noise, points)
-    undo: list[Callable[[], Any]] = []
-    try:
-        for layer in module.modules():
-            # A table that is not trained still says how many rows there are, if it looks up the tokens.
-            if type(layer) is nn.Embedding or any(id(param) in held.names for param in _own(layer)):
-                layer.forward = partial(_forward(layer), held, layer, layer.forward)
-                undo.append(partial(delattr, layer, "forward"))
+    # A table that is not trained still says how many rows there are, if it looks up the tokens.
+    concerned = lambda layer: type(layer) is nn.Embedding or any(id(param) in held.names for param in _own(layer))
+    layers = filter(concerned, module.modules())
+    with linear.replaced(layers, lambda layer, own: partial(_forward(layer), held, layer, own)):
         yield
-    finally:
-        for back in undo:
-            back()
 
 
 class _Points:
@@ -80,9 +73,7 @@ class _Points:
 
     def scales(self, like: Tensor) -> Tensor:
         """Return the points' scales, [P, 1, 1]."""
-        return torch.tensor([point.scale for point in self._points], device=like.device, dtype=like.dtype)[
-            :, None, None
-        ]
+        return like.new_tensor([point.scale for point in self._points]).view(-1, 1, 1)
 
     def factors(self, param: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """Return U [P, m, r] and V [P, n, r] of a matrix, U times the points' scales; None: it is not trained."""
@@ -190,16 +181,15 @@ def _by_row(
     points: _Points, layer: nn.Module, own: Callable[[Tensor], Tensor], x: Tensor, row: Tensor
 ) -> Tensor | None:
     """Run a module once, with a parameter [N, 1, ..., D] in place of [D]; None: it takes no such parameter."""
-    owned = {slot: param for slot, param in layer._parameters.items() if param is not None}
-    try:
-        for slot, param in owned.items():
-            moved = points.at(param).expand(points.count, -1)[row]
-            layer._parameters[slot] = moved.view(len(x), *[1] * (x.dim() - 2), -1)  # type: ignore[assignment]
-        return own(x)
-    except RuntimeError:
-        return None
-    finally:
-        layer._parameters.update(owned)
+    with _slots(layer) as slots:
+        try:
+            for slot, param in slots.items():
+                if param is not None:
+                    moved = points.at(param).expand(points.count, -1)[row]
+                    slots[slot] = moved.view(len(x), *[1] * (x.dim() - 2), -1)
+            return own(x)
+        except RuntimeError:
+            return None
 
 
 def _of_rows(points: _Points, layer: nn.Module, own: Forward, *args: Any, **options: Any) -> Any:
@@ -217,14 +207,21 @@ def _of_rows(points: _Points, layer: nn.Module, own: Forward, *args: Any, **opti
 
 def _each(points: _Points, layer: nn.Module, run: Callable[[int], Tensor]) -> list[Tensor]:
     """Run a module at each point that has rows, with its parameters at that point."""
-    owned = {slot: param for slot, param in layer._parameters.items() if param is not None}
-    moved = {slot: points.at(param) for slot, param in owned.items()}
-    try:
+    with _slots(layer) as slots:
+        moved = {slot: points.at(param) for slot, param in slots.items() if param is not None}
         outputs = []
         for p in present(points.count):
-            for slot, values in moved.items():
-                layer._parameters[slot] = values[p if len(values) > 1 else 0]  # type: ignore[assignment]  # for the call
+            slots.update({slot: values[p if len(values) > 1 else 0] for slot, values in moved.items()})
             outputs.append(run(p))
         return outputs
+
+
+@contextmanager
+def _slots(layer: nn.Module) -> Iterator[dict[str, Any]]:
+    """Yield a module's own parameters by name, in whose place tensors can stand within the block."""
+    slots: dict[str, Any] = layer._parameters
+    before = dict(slots)
+    try:
+        yield slots
     finally:
-        layer._parameters.update(owned)
+        slots.update(before)

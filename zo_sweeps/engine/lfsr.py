@@ -6,12 +6,10 @@ A register of b bits holds a state s (bit i, from 1, is s >> (i - 1) & 1), which
 
 The taps are the exponents of a primitive polynomial, so that a non-zero state passes through all P = 2^b - 1 non-zero
 states: the state at clock c is cycle[(phase + c) mod P], and a register is its phase. An array of n registers gives n
-integers per clock, rotated: at clock c position i holds register (i + c) mod n, so that each clock moves the first
-register to the end. The array repeats after lcm(n, P) clocks.
+integers per clock, rotated: at clock c position i holds register (i + c) mod n. It repeats after lcm(n, P) clocks.
 
 The paper specifies neither the polynomials nor the seeds. Here the phases of a seed are distinct for n <= P; otherwise
-each is used equally often (up to one). Neighbouring outputs of a register that is clocked once per number share b - 1
-bits; `leap` gives the clocks after which they share none.
+each is used equally often (up to one).
 """
 
 from __future__ import annotations
@@ -56,8 +54,7 @@ def leap(bits: int) -> int:
 def cycle(bits: int, clocks: int = 1) -> Tensor:
     """Return all states in order, starting at state 1, [2^b - 1] int32. Cost: 2^b - 1 clocks, once.
 
-    Args:
-        clocks: between two outputs, coprime to 2^b - 1: the states of the same cycle in another order.
+    `clocks` between two outputs, coprime to 2^b - 1, give the states of the same cycle in another order.
     """
     mask = sum(1 << (tap - 1) for tap in TAPS[bits])
     states, state = [], 1
@@ -78,11 +75,9 @@ def phases(seed: int, registers: int, bits: int) -> Tensor:
 def read(values: Tensor, windows: Tensor, clock: int, clocks: int) -> Tensor:
     """Return the registers' outputs at clocks clock, clock + 1, ..., [clocks, m].
 
-    Args:
-        values: [2 P], the value of cycle[j mod P] (the state itself, or its image under a map).
-        windows: [n, m] int32, phases of the m registers read at clock c, by c mod n: `rotations` for the array.
-
-    Cost per number: a copy, an addition and a look-up.
+    `values` [2 P] are those of cycle[j mod P] (the state itself, or its image under a map); `windows` [n, m] int32 the
+    phases of the m registers read at clock c, by c mod n: `rotations` for the array. Cost per number: a copy, an
+    addition and a look-up.
     """
     n, period = windows.shape[0], len(values) // 2
     step = torch.arange(clocks, dtype=torch.int32, device=values.device)

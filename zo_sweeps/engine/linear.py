@@ -1,4 +1,4 @@
-"""The ways a projection stores its weight.
+"""The ways a projection stores its weight; and layers whose forward is another for a while.
 
 nn.Linear as [out, in], transformers' Conv1D (GPT-2) as [in, out], WeightOnly as codes. Callers that need more than the
 module's own forward ask here, never for its `weight`.
@@ -6,7 +6,8 @@ module's own forward ask here, never for its `weight`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.nn.functional as F
@@ -77,3 +78,21 @@ def products(layer: Any, *inputs: Tensor) -> list[Tensor]:
     if isinstance(layer, WeightOnly):
         return layer.products(*inputs)
     return [F.linear(x, dense(layer)) for x in inputs]
+
+
+@contextmanager
+def replaced(
+    layers: Iterable[nn.Module], wrap: Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replace the forward of each layer by `wrap(layer, forward)` within the block."""
+    before = {layer: vars(layer).get("forward") for layer in layers}  # of the instance, as after another `replaced`
+    for layer in before:
+        layer.forward = wrap(layer, layer.forward)
+    try:
+        yield
+    finally:
+        for layer, forward in before.items():
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward

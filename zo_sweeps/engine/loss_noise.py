@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -21,31 +21,21 @@ class LossNoise:
         noise = |c(f') - c(f)| / sqrt(2 (P - 1)),  signal = |c(f)| / sqrt(P - 1),  c(f) = f - mean(f)
 
     f are the losses of the step's P points, f' those of the same points with every rounding drawn anew: the outputs of
-    each embedding are multiplied by 1 + u and 1 - u in turn, u the relative spacing of their dtype, or of the levels of
-    rounded activations, so that all later activations are other numbers and round otherwise. What that does to the
-    function itself is common to the points, to within u of the signal, and so is any rounding that does not depend on
-    the point: c removes both. The noise is that of this machine's forward, with its dtype, kernels and depth.
+    each embedding of `module` are multiplied by 1 + u and 1 - u in turn, u the relative spacing of their dtype, or of
+    the levels of rounded activations. What that does to the function itself is common to the points, to within u of the
+    signal, and so is any rounding that does not depend on the point: c removes both.
 
     Signal includes noise, r = noise / signal. If every loss has independent noise on top of its exact value, estimates
     correlate with exact ones at 1 / sqrt(1 + c r^2 / (1 - r^2)): c = q / (2q - 1) for q pairs of points (sqrt(1 - r^2)
-    for one), and 2q / (q + 1) for q points that share the loss at theta. `benchmarks precision` measures both.
+    for one), and 2q / (q + 1) for q points that share the loss at theta. `benchmarks precision` measures both. Not in
+    r: what rounding theta's own values to a half-precision dtype does at a point, which f and f' share.
 
-    Not in r: what rounding theta's own values to a half-precision dtype does at a point, which f and f' share.
-
-    Args:
-        f: the step's objective.
-        again: the same, without forwards that other trials share.
-        module: whose embeddings are changed while f' is computed.
-        joules: a counter that grows.
-
-    Attributes:
-        seconds, joules: what f' took, which is no part of the step.
-
-    Cost: one more forward of each point of a step that is measured; no memory.
+    Cost: one more forward of each point of a step that is measured, in the attributes `seconds` and `joules` (by the
+    counter of that name), no part of the step; no memory.
     """
 
-    def __init__(self, f: Objective, again: Objective, module: nn.Module, joules: Callable[[], float]) -> None:
-        self._f, self._again, self._module, self._counter = f, again, module, joules
+    def __init__(self, f: Objective, module: nn.Module, joules: Callable[[], float]) -> None:
+        self._f, self._module, self._counter = f, module, joules
         self._pairs: list[tuple[float, float]] = []
         self.seconds = self.joules = 0.0
 
@@ -59,7 +49,7 @@ class LossNoise:
         first = losses.tolist()  # waits for the device
         spent, began = self._counter(), time.perf_counter()
         with _rounded_anew(self._module):
-            self._pairs += zip(first, self._again(points).tolist(), strict=True)
+            self._pairs += zip(first, self._f(points).tolist(), strict=True)
         self.seconds += time.perf_counter() - began
         self.joules += self._counter() - spent
         return losses
@@ -94,13 +84,11 @@ def _deviation(values: Sequence[float]) -> float:
 def _rounded_anew(module: nn.Module) -> Iterator[None]:
     layers = list(module.modules())
     levels = max((layer.spacing for layer in layers if isinstance(layer, WeightCodes)), default=0.0)
-    shaken = partial(_shaken, levels)
-    hooks = [layer.register_forward_hook(shaken) for layer in layers if isinstance(layer, nn.Embedding)]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            if isinstance(layer, nn.Embedding):
+                hooks.callback(layer.register_forward_hook(partial(_shaken, levels)).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _shaken(levels: float, layer: nn.Module, args: object, output: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Literal
@@ -54,13 +55,10 @@ class Lazily(Mapping[str, Tensor]):
 
 
 def top(scores: Mapping[str, Tensor], density: float, scope: Scope = "per_layer") -> Masks:
-    """Return the entries with the largest scores; ties go to the first.
+    """Return the entries with the largest `scores` (layer -> of each entry), a `density` share; ties go to the first.
 
-    Args:
-        scores: layer -> score of each entry.
-        density: share of entries to take, at least one per layer (per_layer) or in total (global).
-
-    Layers without a chosen entry are left out. Cost: a selection over d entries; memory: a copy of one layer.
+    At least one entry per layer (per_layer), or in total (global); layers without one are left out. Cost: a selection
+    over d entries; memory: a copy of one layer.
     """
     if not 0 < density <= 1:
         raise ValueError(f"density must be above 0 and at most 1, not {density}")
@@ -112,9 +110,8 @@ def squared_gradients(
             defaults to main memory.
 
     Raises ArithmeticError if a gradient is not finite. Cost: a forward and a backward per example, which move every
-    gradient to main memory. Memory: on the device, the activations of one example (see `engine.first_order`) and the
-    gradient of one layer; in the place that `zeros` chooses, 4 bytes per entry; in main memory, 6 bytes per entry of
-    one layer. The result moves a layer to the device when it is read.
+    gradient to main memory. Memory: on the device, one example's activations and one layer's gradient; where `zeros`
+    are, 4 bytes per entry; in main memory, 6 bytes per entry of one layer. A layer moves to the device when it is read.
     """
     if score not in ("fisher", "mean_gradient"):
         raise ValueError(f"score must be fisher or mean_gradient, not {score!r}")
@@ -122,8 +119,6 @@ def squared_gradients(
     total = zeros(shapes) if zeros else {name: torch.zeros(shape) for name, shape in shapes.items()}
     # fp16 gradients of a mean loss underflow; scaling by a power of two neither rounds nor reorders them.
     scale = 1024.0 if any(weight.dtype == torch.float16 for weight in weights.values()) else 1.0
-    required = {name: weight.requires_grad for name, weight in weights.items()}
-    handles = []
 
     def taker(name: str) -> Callable[[Tensor], None]:
         def take(weight: Tensor) -> None:
@@ -133,19 +128,14 @@ def squared_gradients(
 
         return take
 
-    try:
+    # Unfused attention: on a GPU fused kernels sum gradients in no fixed order, and masks must be reproducible.
+    with ExitStack() as undo, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         for name, weight in weights.items():
+            undo.callback(weight.requires_grad_, weight.requires_grad)
             weight.requires_grad_(True)
-            handles.append(weight.register_post_accumulate_grad_hook(taker(name)))
-        # Unfused attention: on a GPU fused kernels sum gradients in no fixed order, and masks must be reproducible.
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            for loss in losses:
-                (loss() * scale).backward()
-    finally:
-        for handle in handles:
-            handle.remove()
-        for name, weight in weights.items():
-            weight.requires_grad_(required[name])
+            undo.callback(weight.register_post_accumulate_grad_hook(taker(name)).remove)
+        for loss in losses:
+            (loss() * scale).backward()
     for name, value in total.items():
         if not math.isfinite(float(value.sum())):
             raise ArithmeticError(f"the gradient of {name} is not finite; the sensitive entries cannot be found")
@@ -169,18 +159,12 @@ def sensitive(
 
 @dataclass(frozen=True)
 class Concentration:
-    """The cumulative normalized squared gradient over the layers.
+    """The cumulative normalized squared gradient over the layers."""
 
-    Args:
-        shares: shares of a layer's entries, ascending.
-        mean, std: over the layers, of the share of the layer's squared gradient in these entries.
-        layers: number of layers with a non-zero gradient.
-    """
-
-    shares: tuple[float, ...]
-    mean: tuple[float, ...]
+    shares: tuple[float, ...]  # of a layer's entries, ascending
+    mean: tuple[float, ...]  # over the layers, of the share of the squared gradient in these entries
     std: tuple[float, ...]
-    layers: int
+    layers: int  # those with a non-zero gradient
 
 
 def concentration(scores: Mapping[str, Tensor], shares: Sequence[float] = SHARES) -> Concentration:
@@ -226,14 +210,12 @@ def gradient_of_mean(
     `squared_gradients`.
     """
     chosen = {id(weight) for weight in weights.values()}
-    others = [param for param in module.parameters() if param.requires_grad and id(param) not in chosen]
-    for param in others:
-        param.requires_grad_(False)
-    try:
+    with ExitStack() as undo:
+        for param in module.parameters():
+            if param.requires_grad and id(param) not in chosen:
+                undo.callback(param.requires_grad_, True)
+                param.requires_grad_(False)
         return squared_gradients(weights, losses, "mean_gradient", zeros)
-    finally:
-        for param in others:
-            param.requires_grad_(True)
 
 
 def _first_largest(values: Tensor, k: int) -> Tensor:

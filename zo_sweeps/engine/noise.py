@@ -30,12 +30,14 @@ import ctypes
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, partial, wraps
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial, reduce, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine.kernels import native
 from zo_sweeps.methods.points import NoiseKey
 
@@ -53,7 +55,6 @@ T = TypeVar("T", Tensor, tuple[Tensor, Tensor])
 Terms = Sequence[tuple[NoiseKey, float]]
 # (out, base, start, words, scales): any implementation of `_expression`.
 Run = Callable[[Tensor, Tensor | None, int, Sequence[tuple[int, int]], Sequence[float]], None]
-HALVES = (torch.bfloat16, torch.float16)
 log = logging.getLogger(__name__)
 
 
@@ -219,22 +220,17 @@ def _sign_expression(
     """As `_expression`, of signs."""
     first, last = start // 32, -(-(start + out.numel()) // 32)
     signs_of = _signs_of_bytes(out.device)
-    total: Tensor | None = None
-    for (k0, k1), scale in zip(words, scales, strict=True):
-        drawn = _words(k0, k1, first, last - first, out.device).view(torch.uint8).int()
-        z = signs_of.index_select(0, drawn).view(-1)[start - 32 * first :][: out.numel()].mul_(scale)
-        total = z if total is None else total.add_(z)
-    assert total is not None, "a sum has at least one term"
+
+    def term(address: tuple[int, int], scale: float) -> Tensor:
+        drawn = _words(*address, first, last - first, out.device).view(torch.uint8).int()
+        return signs_of.index_select(0, drawn).view(-1)[start - 32 * first :][: out.numel()].mul_(scale)
+
+    total = reduce(Tensor.add_, map(term, words, scales))
     out.copy_(total if base is None else total.add_(base))
 
 
 def _rounded(
-    run: Run,
-    out: Tensor,
-    base: Tensor | None,
-    start: int,
-    words: Sequence[tuple[int, int]],
-    scales: Sequence[float],
+    run: Run, out: Tensor, base: Tensor | None, start: int, words: Sequence[tuple[int, int]], scales: Sequence[float]
 ) -> None:
     """Apply `run`, which supports fp32 only, to `out` and `base` of any dtype: sum in fp32 and round once."""
     total = torch.empty(out.shape, device=out.device)
@@ -284,7 +280,7 @@ def _triton(device: torch.device, dtype: torch.dtype, add: bool) -> Run | None:
 def _runner(out: Tensor, base: Tensor | None, of_signs: bool) -> Run:
     """Return the fastest implementation for these tensors."""
     same_dtype = base is None or base.dtype == out.dtype
-    if out.is_cuda and not of_signs and same_dtype and out.dtype in (torch.float32, *HALVES):
+    if out.is_cuda and not of_signs and same_dtype and out.dtype in (torch.float32, torch.bfloat16, torch.float16):
         kernel = _triton(out.device, out.dtype, base is not None)
         if kernel is not None:
             return kernel
@@ -307,12 +303,9 @@ def combine(
 ) -> Tensor:
     """Return base + sum_i c_i z(key_i) for the terms (key_i, c_i): summed in fp32, rounded once to the dtype of `out`.
 
-    Args:
-        of_signs: z is of signs, and not Gaussian (`signs`).
-        name: the parameter.
-        shape, start: shape of the result, which holds the parameter's elements start, start + 1, ....
-        base: tensor of as many elements; defaults to zero.
-        out: contiguous; may be `base` itself. Defaults to a new tensor of the dtype of `base`, or fp32.
+    z is Gaussian, or `of_signs`. The result, of this shape, holds the elements start, start + 1, ... of the parameter
+    `name`; `base` has as many, and defaults to zero. `out` is contiguous, may be `base` itself, and defaults to a new
+    tensor of the dtype of `base`, or fp32.
 
     Cost: one pass over `shape`, whatever the number of terms; the directions are never stored.
     """
@@ -352,3 +345,33 @@ def _signs_of_bytes(device: torch.device) -> Tensor:
     """Return [256, 8], the signs of a byte's bits, lowest bit first."""
     byte, bit = torch.arange(256, device=device).unsqueeze(1), torch.arange(8, device=device)
     return ((byte >> bit & 1) * 2 - 1).float()
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Scores whose argmax is a draw from softmax(logits / temperature), by addressed Gumbel noise.
+
+        s_v = logits_v / temperature - log(-log u_v)
+
+    u_v is the uniform number with the address (seed, step, text/row), element t V + v: t counts the tokens of a text,
+    row the texts of a minibatch. The texts of all points of a step share their noise, as they share its examples: their
+    rewards differ by theta alone. Cost per token: V uniform numbers per text, drawn once for all points; memory: these,
+    and a copy of the logits.
+    """
+
+    seed: int
+    step: int
+    temperature: float
+
+    def __call__(self, rows: Sequence[int], token: int, logits: Tensor) -> Tensor:
+        """Return s of the next token of each row, [N, V], after `token` tokens; logits [N, V]."""
+        key, size = NoiseKey(self.seed, self.step, 0), logits[0].shape
+        start = token * size.numel()
+        with counted_as(Part.WORKSPACE):
+            drawn = {row: uniform(key, f"text/{row}", size, logits.device, start=start) for row in {*rows}}
+            for u in drawn.values():
+                u.log_().neg_().log_()
+        scores = logits / self.temperature
+        for of_row, row in zip(scores, rows, strict=True):
+            of_row.sub_(drawn[row])
+        return scores

@@ -22,11 +22,7 @@ def pack(lengths: Sequence[int], multiple_of: int) -> list[list[int]]:
     """Return the texts (by index) of each row, in order; one text per row if packing would save too little.
 
     Uses as few rows as hold all texts, filled evenly: longest text first, each into the emptiest row. A row holds at
-    most `CAPACITY` tokens, or the longest text. Deterministic: depends on the lengths only.
-
-    Args:
-        lengths: tokens of each text.
-        multiple_of: row lengths are rounded up to a multiple of it.
+    most `CAPACITY` tokens, or the longest text; its length is rounded up. Deterministic: depends on the lengths only.
     """
     apart = [[text] for text in range(len(lengths))]
     capacity = max(CAPACITY, *lengths)
@@ -50,11 +46,10 @@ def _filled(lengths: Sequence[int], count: int) -> tuple[list[list[int]], int]:
 
 
 def grouped(sizes: Sequence[tuple[int, int]], tokens: int) -> list[list[int]]:
-    """Return the examples (by index) of each forward: by length, to reduce padding, and at most `tokens` if apart.
+    """Return the examples (by index) of each forward: by length, to reduce padding.
 
-    Args:
-        sizes: of each example its texts, and the tokens of the longest.
-        tokens: bound of texts times the longest; an example of more has a forward of its own.
+    `sizes` are the texts of each example, and the tokens of the longest; a forward has at most `tokens`, as texts times
+    the longest, or one example of more.
     """
     groups: list[list[int]] = []
     used = 0
@@ -76,11 +71,7 @@ class TextGroup(NamedTuple):
 
 
 def groups(texts: Sequence[Text], examples: Sequence[int]) -> list[TextGroup]:
-    """Return the texts of each example as a group if they share a prompt; every other text as one by itself.
-
-    Args:
-        examples: the example of each text.
-    """
+    """Return the texts of each example (`examples`, of each text) as a group if they share a prompt; others alone."""
     of_example: dict[int, list[int]] = {}
     for text, example in enumerate(examples):
         of_example.setdefault(example, []).append(text)

@@ -1,16 +1,15 @@
-"""A step's points shared among peers that hold the same model and exchange scalars only: the leader's side.
+"""A step's points shared among peers that hold the same model and exchange scalars only.
 
     leader -> follower   the coefficients of the steps that it has not applied yet, and the points to evaluate
     follower -> leader   f at these points
 
-The leader combines the losses in the order of the points and logs the step; a follower (follower.py) arrives at the
-same weights, bit for bit, because the log is the run. A forward is never split, so that a batch has the same shape as
-in a run of one process: on machines of the same kind the result is bit-identical, however the points were divided.
+The leader combines the losses in the order of the points and logs the step; a follower arrives at the same weights, bit
+for bit, because the log is the run. A forward is never split, so that a batch has the same shape as in a run of one
+process: on machines of the same kind the result is bit-identical, however the points were divided.
 
 A follower that is lost, or has not answered `patience` seconds after the leader finished its own share, is left out:
 `drop=False` reassigns its points to the remaining processes (the same result); `drop=True` takes the mean over the
-directions that arrived, with NaN in the log for the others. A slow follower rejoins with its next answer; a lost one
-never does.
+directions that arrived, with NaN in the log for the others. A slow follower rejoins with its next answer.
 
 Bytes per step and follower: 16 + 8 q for the log + 4 per point sent, 8 per point returned.
 """
@@ -95,16 +94,14 @@ class Team:
     """The leader's `Peers`.
 
     Args:
-        peers: the followers.
         mode: how the method evaluates f.
         agreed: the fingerprint that a follower must send: its parameters then equal the leader's.
         drop, patience: see the module's docstring; `patience` in seconds.
         on_loss: called with the reason when a follower is lost.
 
     `exchanged` counts the bytes of questions and answers, `dropped` and `redone` the shares of lost or slow followers,
-    in directions (with mode "outer", in forwards).
-
-    Raises ValueError for `drop` in a mode where a forward mixes directions.
+    in directions (with mode "outer", in forwards). Raises ValueError for `drop` in a mode where a forward mixes
+    directions.
     """
 
     def __init__(
@@ -118,9 +115,8 @@ class Team:
         on_loss: Callable[[str], None] = lambda why: None,
     ) -> None:
         if drop and mode.mixes_queries:
-            raise ValueError(
-                f"mode {mode.value!r} cannot drop directions: each forward holds a part of every direction"
-            )
+            why = "each forward holds a part of every direction"
+            raise ValueError(f"mode {mode.value!r} cannot drop directions: {why}")
         self.exchanged = self.dropped = self.redone = self.lost = 0
         self._mode, self._agreed, self._drop, self._patience, self._on_loss = mode, agreed, drop, patience, on_loss
         self._members = [_Member(peer) for peer in peers]
@@ -183,12 +179,7 @@ class Team:
 
 
 class Follower:
-    """A process that answers the questions of a `Team` (peers.py).
-
-    Args:
-        space: at its base values: the first question brings the whole log.
-        objective: step number -> f of its minibatch, or minibatches.
-    """
+    """A process that answers a `Team`. Its space is at its base values: the first question brings the whole log."""
 
     def __init__(
         self,
@@ -200,8 +191,8 @@ class Follower:
         *,
         seed: int,
     ) -> None:
-        self._method, self._model, self._space, self._seed = method.bind(space.params), model, space, seed
-        self._objective, self._rates = objective, rates
+        self._data, self._rates, self._seed = Data(model.module, space, objective), rates, seed
+        self._method = method.bind(space.params)
         self._state = self._method.init(space.params)
         self._step = 0  # the next step; 0: none has begun
         self._begin()
@@ -211,29 +202,20 @@ class Follower:
         done, log, chosen = unpack(question)
         if done != self._step - 1:
             raise ValueError(f"the leader sent steps from {done + 1} on, but the next step here is {self._step}")
+        data, rates, seed = self._data, self._rates, self._seed
+        module, space, objective = data
         for coefs in log:
             self._state = replay(
-                self._method,
-                self._space.params,
-                [coefs],
-                self._rates,
-                seed=self._seed,
-                state=self._state,
-                first=self._step,
-                data=Data(self._model.module, self._space, self._objective),
+                self._method, space.params, [coefs], rates, seed=seed, state=self._state, first=self._step, data=data
             )
             self._begin()
-        points = self._method.estimator.points(self._seed, self._step)
-        f = self._objective(self._step)
-        at = [points[i] for i in chosen]
-        method = self._method.at(self._space.params, self._state, self._step)
-        method = with_bases(method, self._model.module, self._space, f, self._seed, self._step)
-        return pack_losses(losses_at(method, self._model.module, self._space, f, at))
+        points = self._method.estimator.points(seed, self._step)
+        f = objective(self._step)
+        method = self._method.at(space.params, self._state, self._step)
+        method = with_bases(method, module, space, f, seed, self._step)
+        return pack_losses(losses_at(method, module, space, f, [points[i] for i in chosen]))
 
     def _begin(self) -> None:
         """Begin the next step: the space changes at the same steps as in `train`."""
         self._step += 1
-        if self._space.changes_at(self._step):
-            self._space.begin(self._step)
-            self._method = self._method.bind(self._space.params)
-            self._state = self._method.init(self._space.params)
+        self._method, self._state = self._method.begin(self._data.space, self._step, self._state)

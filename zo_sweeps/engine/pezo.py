@@ -86,11 +86,7 @@ def cyclic(period: Tensor, start: int, count: int) -> Tensor:
 
 @cached(8)
 def values(bits: int, leap: bool, center: bool, device: torch.device) -> Tensor:
-    """Return the number that each state of the cycle maps to, repeated twice, [2 P] fp32, exact.
-
-    Args:
-        leap: whether a register is clocked `lfsr.leap(bits)` times between outputs; otherwise once.
-    """
+    """Return the number that each state of the cycle maps to, repeated twice, [2 P] fp32, exact; see `lfsr.leap`."""
     half = 1 << (bits - 1)
     cycle = lfsr.cycle(bits, lfsr.leap(bits) if leap else 1)
     return ((cycle - (half if center else 0)).float() / half).repeat(2).to(device)

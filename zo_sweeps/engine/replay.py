@@ -48,10 +48,8 @@ def replay(
 ) -> RunState:
     """Apply the updates of steps first, first+1, ... to `params` in place; `coefs[i]` is the log of step first+i.
 
-    Args:
-        data: needed by directions that read the minibatches alone.
-
-    Raises ValueError if it is missing, and OtherBasesError if the bases here are not those of the run.
+    Raises ValueError if directions read the minibatches and `data` is missing, and OtherBasesError if the bases here
+    are not those of the run.
     """
     method = method.bind(params)
     state = method.init(params) if state is None else state

@@ -109,14 +109,13 @@ def move_all(
     estimate: Estimate,
     noise: Perturbation,
     lr: float,
-    direction: Callable[[str, Tensor], Tensor] = lambda name, ghat: ghat,
-    weight_decay: float = 0.0,
+    step: Callable[[str, Tensor], Tensor] = lambda name, ghat: ghat,
 ) -> None:
-    """Move every parameter by `direction`, of its name and ghat, which it may change; see `move`."""
-    random = rounding_key(update, estimate)
+    """Move every parameter by `step`, of its name and ghat, which it may change, and by its decay; see `move`."""
+    random, weight_decay = rounding_key(update, estimate), getattr(update, "weight_decay", 0.0)
     with torch.no_grad():
         for name, param in params.items():
-            move(param, direction(name, ghat(estimate, noise, name, param)), lr, weight_decay, random, name)
+            move(param, step(name, ghat(estimate, noise, name, param)), lr, weight_decay, random, name)
 
 
 def move_integers(
@@ -137,17 +136,13 @@ def move_integers(
 
 
 def stochastic(values: Tensor, key: NoiseKey, name: str, out: Tensor) -> None:
-    """Round values to the half-precision dtype of `out`, up or down at random, so that E[out] = values.
+    """Round fp32 values to the half-precision dtype of `out`, up or down at random, so that E[out] = values.
 
     With a <= |v| <= b the neighbouring numbers of the dtype, |v| becomes b if u < (|v| - a) / (b - a), else a; the sign
     stays. u is the addressed uniform number of (key, name, element), in steps of 2^-23: the result depends neither on
     CHUNK nor on the order of parameters, and has the same bits on every device. A value that the dtype holds stays as
-    it is; one beyond its largest number becomes that.
-
-    Args:
-        values: fp32, contiguous.
-        key: see `rounding_key`.
-        out: of the same shape, contiguous; may be a parameter.
+    it is; one beyond its largest number becomes that. Both tensors are contiguous, of one shape; `out` may be a
+    parameter.
 
     Cost: one noise pass and about ten passes over each chunk; memory: that of CHUNK elements.
     """
@@ -163,11 +158,9 @@ def whole(values: Tensor, key: NoiseKey, name: str, start: int) -> Tensor:
 
         Q(x) = sign(x) (floor(|x|) + [u < |x| - floor(|x|)])
 
-    u is the addressed uniform number of (key, name, element), in steps of 2^-23, so that Q(-x) = -Q(x), and Q has the
-    same bits on every device and in chunks of any size. A value below 2^-24 becomes 0.
-
-    Args:
-        values: fp32, [n]: the elements start, start + 1, ....
+    u is the addressed uniform number of (key, name, element), in steps of 2^-23, the values being the elements start,
+    start + 1, ...: Q(-x) = -Q(x), and Q has the same bits on every device and in chunks of any size. A value below
+    2^-24 becomes 0.
     """
     size = values.abs()
     low = size.floor()

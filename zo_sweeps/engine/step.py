@@ -19,10 +19,8 @@ from itertools import groupby
 
 from torch import nn
 
-from zo_sweeps.engine.activations import bases_of_inputs, digest_of
-from zo_sweeps.engine.direction import Along
-from zo_sweeps.engine.evaluate import StepObjective, evaluate
-from zo_sweeps.engine.in_place import InPlace
+from zo_sweeps.engine.direction import Along, bases_of_inputs, digest_of
+from zo_sweeps.engine.evaluate import InPlace, StepObjective, evaluate
 from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.rounding import LostUpdates
@@ -90,6 +88,14 @@ class Method:
         """Return the state before the first step, of a method that is bound to these parameters."""
         return RunState(self.update.init(params), self.perturbation.init(params))
 
+    def begin(self, space: InstalledSpace, step: int, state: RunState) -> tuple[Method, RunState]:
+        """Return the method and the state with which a step begins: bound anew, and the first, if the space changes."""
+        if not space.changes_at(step):
+            return self, state
+        space.begin(step)
+        method = self.bind(space.params)
+        return method, method.init(space.params)
+
     def at(self, params: Params, state: RunState, step: int) -> Method:
         """Return the method with the directions of a step that begins at these parameters and this state."""
         return replace(self, perturbation=self.perturbation.at(params, state.directions, step))
@@ -120,7 +126,6 @@ def step(
         objective: P -> [P] losses of the step's minibatch at the P points that the space holds; one for each direction
             if the estimator's directions own their rows.
         seed, step: noise address of the step's directions.
-        lr: learning rate of this step.
         peers: the processes that share the step's points; None: this process evaluates all of them.
         lost: measures the share of the update that rounding loses.
         noise: evaluates the step's points in place of `objective`, and measures their rounding noise.

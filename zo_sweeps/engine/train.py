@@ -39,19 +39,12 @@ class StepDone:
 
 @dataclass(frozen=True)
 class Scores:
-    """How a split is scored with the weights as they are.
+    """How a split is scored with the weights as they are."""
 
-    Args:
-        loss: f of the whole split as one batch (see `zo_sweeps.methods.objective`).
-        metric: the task's first metric, which can select the step.
-        metrics: all of them, by name.
-        right: whether each example's prediction is right; () where numbers are predicted.
-    """
-
-    loss: float
-    metric: float
-    metrics: Mapping[str, float]
-    right: Sequence[bool] = ()
+    loss: float  # f of the whole split as one batch (see `zo_sweeps.methods.objective`)
+    metric: float  # the task's first, which can select the step
+    metrics: Mapping[str, float]  # all of them, by name
+    right: Sequence[bool] = ()  # whether each example's prediction is right; () where numbers are predicted
 
 
 @dataclass(frozen=True)
@@ -97,12 +90,11 @@ def train(
 
     Args:
         batches: number of a minibatch -> it, on the model's device; see `Estimator.minibatches`.
-        evaluate_dev: scores theta on the dev split.
         log: coefficients of the completed steps.
-        evaluated: steps already evaluated; they are skipped.
+        evaluated: steps after which the dev split has been scored: not again.
         objective: (step number, P) -> [P]; replaces `loss` of the step's batch where f is not a function of the answer
             tokens' log-probabilities (the F1 of generated text).
-        peers: the processes that share the steps' points; None: this process evaluates all of them.
+        peers: as in `step`.
         joules: a counter that grows, read before and after every step, outside of its seconds; NaN: none.
 
     Raises DivergedError at the first non-finite loss, and ValueError for peers with in-place evaluation, because theta
@@ -121,10 +113,7 @@ def train(
         yield evaluated_at(len(log), evaluate_dev, seed)
     for number in range(len(log) + 1, steps + 1):
         spent, began = joules(), time.perf_counter()
-        if space.changes_at(number):
-            space.begin(number)
-            method = method.bind(space.params)
-            state = method.init(space.params)
+        method, state = method.begin(space, number, state)
         own = [batches(place) for place in method.estimator.minibatches(number)]
         each = [of_batch(model, batch, loss) for batch in own]
         f: StepObjective = each if method.estimator.owns_rows else each[0]
@@ -133,7 +122,7 @@ def train(
         noise = None
         # An attempt's first operations may be counted. The score of a generated text is a count, and has no rounding.
         if callable(f) and objective is None and number > len(log) + 1 and LossNoise.is_measured(number):
-            noise = LossNoise(f, f, model.module, joules)
+            noise = LossNoise(f, model.module, joules)
         measured = LostUpdates.is_measured(number) and not method.update.rounds_randomly
         lr, lost = rates(number), LostUpdates() if measured else None
         estimate, state = step(

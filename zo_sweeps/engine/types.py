@@ -66,12 +66,7 @@ class IntegerDirections(Protocol):
     """A perturbation that moves integer codes by integers; a code that would leave its range stays."""
 
     def point(self, point: Point, name: str, codes: Tensor, largest: int, start: int) -> Tensor:
-        """Return codes at a point, int8.
-
-        Args:
-            codes: [n] int8, the elements start, start + 1, ... of the parameter `name`.
-            largest: codes lie from -largest to largest.
-        """
+        """Return the codes (elements start, start + 1, ... of a parameter) at a point, from -largest to largest."""
         ...
 
     def ghat(

@@ -19,9 +19,9 @@ from zo_sweeps.core.events import ComputedCodes, ComputedInitial, ComputedMask
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.evaluate import StepObjective
+from zo_sweeps.engine.losses import Scored, forwards, score
+from zo_sweeps.engine.noise import Sampler
 from zo_sweeps.engine.replay import digest
-from zo_sweeps.engine.sampling import Sampler
-from zo_sweeps.engine.score import Scored, forwards, score
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Scores, of_batch
 from zo_sweeps.methods.definition import write

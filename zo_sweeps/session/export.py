@@ -14,8 +14,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event
 from zo_sweeps.core.files import folder_at, new_folder
 from zo_sweeps.core.trial import Trial, TrialState
+from zo_sweeps.engine.layers.low_rank import Wrapped
 from zo_sweeps.engine.layers.sparse import Sparse
-from zo_sweeps.engine.layers.wrapped import Wrapped
 from zo_sweeps.engine.replay import Data, rebuild
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.points import Theta

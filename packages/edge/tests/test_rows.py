@@ -11,9 +11,9 @@ import torch
 from tests.engine.conftest import Candidate, Example
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.losses import score
 from zo_sweeps.engine.objectives.candidates import Candidates
 from zo_sweeps.engine.objectives.tokens import Tokens
-from zo_sweeps.engine.score import score
 from zo_sweeps.methods.objective import Objective
 from zo_sweeps_edge.rows import Frame, Row, call_of
 from zo_sweeps_edge.scored import scored

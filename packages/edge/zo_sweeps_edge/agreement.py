@@ -7,8 +7,8 @@ from itertools import chain
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.loss_noise import apart, noise_to_signal
+from zo_sweeps.engine.losses import Scored
 from zo_sweeps.engine.replay import replay
-from zo_sweeps.engine.score import Scored
 from zo_sweeps.engine.step import RunState, losses_at
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.recorder import NOISE_STEPS

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from zo_sweeps.engine.batch import Example
-from zo_sweeps.engine.score import Scored
+from zo_sweeps.engine.losses import Scored
 from zo_sweeps.methods.objective import Objective
 from zo_sweeps_edge.rows import Frame, Row
 
@@ -18,7 +18,7 @@ def scored(
     objective: Objective,
     examples: Sequence[Example],
 ) -> Scored:
-    """Score the candidates of examples; the same numbers as `engine.score.score`, up to rounding.
+    """Score the candidates of examples; the same numbers as `engine.losses.score`, up to rounding.
 
     Args:
         scores_of: rows -> the scores of each row's slots.

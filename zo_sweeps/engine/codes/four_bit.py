@@ -28,16 +28,9 @@ def library() -> Any:
 class FourBit(WeightCodes):
     """w = table[c] * s_block, with s_block the largest |w| of a block of consecutive values, row-major.
 
-    With `group` > 0 the scales are quantized too (QLoRA's double quantization): s = mean + table8[c'] * s'_group, to 8
-    bits. bitsandbytes encodes and decodes. Its products are not used: on some CPUs they are in bfloat16 whatever was
-    asked for.
-
-    Args:
-        weight: [out, in], fp32, bf16 or fp16; encoded some rows at a time.
-        dtype: of decoded values.
-        table: of 16 values.
-        block: values per scale; the last block is filled up with zeros.
-        group: scales per scale of their own; 0: none.
+    With `group` > 0 the scales are quantized too (QLoRA's double quantization), `group` of them per scale of their own:
+    s = mean + table8[c'] * s'_group, to 8 bits. bitsandbytes encodes and decodes. Its products are not used: on some
+    CPUs they are in bfloat16 whatever was asked for. The last block is filled up with zeros.
     """
 
     def __init__(
@@ -78,12 +71,9 @@ class FourBit(WeightCodes):
 
         def decode(start: int, stop: int) -> Tensor:
             first, last = start * into // block, -(-stop * into // block)
+            size = torch.Size([(last - first) * block])
             state = functional.QuantState(
-                scales[first:last],
-                shape=torch.Size([(last - first) * block]),
-                blocksize=block,
-                quant_type=self._table,
-                dtype=self.like.dtype,
+                scales[first:last], shape=size, blocksize=block, quant_type=self._table, dtype=self.like.dtype
             )
             packed = self.values[first * block // 2 : last * block // 2].unsqueeze(1)
             values: Tensor = functional.dequantize_4bit(packed, state).view(-1)

@@ -24,15 +24,9 @@ ROUNDS = 100  # of Lloyd's algorithm, at most; rows of language models take 10 t
 class Lookup(WeightCodes):
     """w[r, j] = table[r, c[r, j]], or the entry's own value where it is kept: dense-and-sparse quantization.
 
-    The table of a row holds the centroids of its values that are not kept (`centroids`), weighted by
-    `sensitivity` and rounded to `dtype`; a code is that of the nearest entry of the table. Two codes share a byte, the
-    first in its upper half; a row begins a byte.
-
-    Args:
-        weight: [out, in], any floating-point dtype; encoded in fp32, some rows at a time.
-        dtype: of decoded values, of the table and of the kept entries.
-        kept: [k] flat indices of the entries that are kept, ascending.
-        sensitivity: [out, in], the weight of each entry's squared error; None: all alike.
+    The table of a row holds the centroids of its values that are not kept (`centroids`), weighted by `sensitivity`
+    [out, in] (None: all alike) and rounded to `dtype`, as kept entries are (flat indices, ascending); a code is that of
+    the nearest entry of the table. Two codes share a byte, the first in its upper half; a row begins a byte.
     """
 
     def __init__(self, weight: Tensor, dtype: torch.dtype, kept: Tensor, sensitivity: Tensor | None) -> None:
@@ -95,11 +89,10 @@ def centroids(values: Tensor, weights: Tensor, k: int) -> Tensor:
 
         min over c and the assignment a of  sum_j weights_j (values_j - c_{a_j})^2,  for each row by itself
 
-    In one dimension a cluster is an interval of the sorted values, and its error follows from prefix sums. So the best
-    partition with borders at quantiles is found exactly, by dynamic programming (the quantiles are those of the density
-    f^(1/3), f the weighted density of the values: the asymptotically optimal density of centroids, Panter and Dite,
-    1951); Lloyd's algorithm then moves the borders off the quantiles. No random numbers: a row's centroids depend on
-    its values and weights alone.
+    In one dimension a cluster is an interval of the sorted values. The best partition with borders at quantiles is
+    found exactly, by dynamic programming (quantiles of the density f^(1/3), f the weighted density of the values:
+    asymptotically optimal, Panter and Dite, 1951); Lloyd's algorithm then moves the borders off the quantiles. No
+    random numbers.
 
     Args:
         values: [rows, n], fp32, finite.

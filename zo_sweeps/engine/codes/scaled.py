@@ -18,12 +18,7 @@ LEVELS = 255  # of an activation, above the lowest
 
 
 class EightBit(IntegerCodes):
-    """w = c * s_row / 127, s_row = max |w| of the row; the codes and scales of bitsandbytes' int8_vectorwise_quant.
-
-    Args:
-        weight: [out, in], any floating-point dtype; encoded in fp32, some rows at a time.
-        dtype: of decoded values, rounded once.
-    """
+    """w = c * s_row / 127, s_row = max |w| of the row; the codes and scales of bitsandbytes' int8_vectorwise_quant."""
 
     largest: ClassVar[int] = 127
 
@@ -56,12 +51,7 @@ class EightBit(IntegerCodes):
 class FourBitIntegers(IntegerCodes):
     """w = c * s_block / 7, s_block = max |w| of a block of consecutive values, row-major; c from -7 to 7.
 
-    Two codes share a byte, as c + 8, the first in the low half.
-
-    Args:
-        weight: [out, in], any floating-point dtype; encoded in fp32, some blocks at a time.
-        dtype: of decoded values, rounded once.
-        block: values per scale, even; the last block is filled up with zeros.
+    Two codes share a byte, as c + 8, the first in the low half. A block is even; the last one is filled up with zeros.
     """
 
     largest: ClassVar[int] = 7
@@ -128,12 +118,8 @@ class Groupwise(WeightCodes):
     """w = c * s_group, c = round(w / s) from -8 to 7; s = max |w| / 7.5 of the group, then rounded to bfloat16.
 
     The codes and scales of torchao's symmetric 4-bit quantization by groups, whose scales XNNPACK rounds to bfloat16.
-    Two codes share a byte, as c + 8, the first in the low half. A decoded value is exact in fp32.
-
-    Args:
-        weight: [out, in], any floating-point dtype; encoded in fp32, some rows at a time.
-        dtype: of decoded values.
-        group: consecutive values of a row with one scale, even; the last group of a row is filled up with zeros.
+    Two codes share a byte, as c + 8, the first in the low half. A decoded value is exact in fp32. `group`: consecutive
+    values of a row with one scale, even; the last group of a row is filled up with zeros.
     """
 
     spacing = 1 / LEVELS

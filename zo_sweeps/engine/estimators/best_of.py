@@ -12,17 +12,11 @@ from zo_sweeps.methods.definition import option
 
 @dataclass(frozen=True)
 class BestOf(Population):
-    """-ghat = (eps / k) sum of the z_i of the k points theta + eps z_i with the lowest loss; the first of equals.
+    """-ghat = (eps / k) sum of the z_i of the k = `keep` points theta + eps z_i of lowest loss; the first of equals.
 
-    With lr = 1, theta moves to the mean of these k points.
-
-    Args:
-        q: query budget, directions per step, at least 2; one point each, which see the same minibatch.
-        eps: how far the points are.
-        keep: k, at most q.
-
-    Of the losses only their order matters. On a linear f, for Gaussian z and k = 1, the step's mean is
-    eps E[max of q normal numbers] along -grad f / |grad f|, while its length is eps sqrt(d).
+    With lr = 1, theta moves to the mean of these k points. Of the losses only their order matters. On a linear f, for
+    Gaussian z and k = 1, the step's mean is eps E[max of q normal numbers] along -grad f / |grad f|, while its length
+    is eps sqrt(d).
 
     Cost: q forwards of the batch. Source: random search as a baseline at equal cost; RandOpt (2026) draws once around
     the pretrained weights and lets the best k vote, where this is repeated at every step.

@@ -18,9 +18,6 @@ class CGE(Estimator):
     Needs the perturbation `coordinate`, whose query j is sqrt(d) e_j: over d parameters this equals RGE with q = d and
     scale eps / sqrt(d), which `bind` returns. (The logged coefficients refer to sqrt(d) e_j.)
 
-    Args:
-        eps: step along a coordinate.
-
     No variance; exact on a quadratic. Cost: 2d forwards of the batch and d passes over the space per step, d logged
     numbers: for spaces of a few hundred parameters. Source: Liu et al., A primer on zeroth-order optimization in signal
     processing and machine learning, 2020.

@@ -19,21 +19,20 @@ class ES(TwoSided):
     """ghat = (1/q) sum_i g_i z_i with g_i = (s(theta + eps z_i) - s(theta - eps z_i)) / 2, s the shaped loss.
 
     Args:
-        q: query budget, directions per step; its population is 2q points, which see the same minibatch.
-        eps: perturbation scale (sigma of evolution strategies).
-        shape: how the 2q losses f become s. `zscore`: (f - mean) / standard deviation, over the 2q. `centered_ranks`:
-            rank / (2q - 1) - 1/2, ranks from 0 for the lowest f, equal losses sharing their mean rank. If all losses
-            are equal, s is 0.
+        eps: sigma of evolution strategies.
+        shape: how a step's 2q losses f become s. `zscore`: (f - mean) / standard deviation. `centered_ranks`: rank /
+            (2q - 1) - 1/2, ranks from 0 for the lowest f, equal losses sharing their mean rank. If all losses are
+            equal, s is 0.
 
-    s keeps no unit of f: `zscore` does not change if f is scaled or shifted, `centered_ranks` under any increasing map.
-    So the size of a step is set by lr and q alone, whatever |grad f| and eps are. On a linear f, `zscore` is RGE's
-    estimate divided by the root mean square of its q coefficients, and for Gaussian z, E||ghat||^2 = 1 + (d - 1) / q:
-    at q = 1 the step has the length of z, and for large q ghat tends to grad f / |grad f|.
+    `zscore` does not change if f is scaled or shifted, `centered_ranks` under any increasing map, so that lr and q
+    alone set the size of a step. On a linear f, `zscore` is RGE's estimate divided by the root mean square of its q
+    coefficients, and for Gaussian z, E||ghat||^2 = 1 + (d - 1) / q: at q = 1 the step has the length of z, and for
+    large q ghat tends to grad f / |grad f|.
 
     Cost: 2q forwards of the batch. Source: Salimans et al., Evolution strategies as a scalable alternative to
-    reinforcement learning, 2017 (mirrored sampling, centred ranks); EGGROLL (arXiv:2511.16652), whose released code has
-    z-scores with 1e-5 added to the variance (left out: in fine-tuning, losses of points 2 eps apart may differ by less
-    than that root) and multiplies by sigma sqrt(2q): its lr is ours / (eps sqrt(2q)), for plain SGD.
+    reinforcement learning, 2017 (mirrored sampling, centred ranks); EGGROLL (arXiv:2511.16652), whose released code
+    adds 1e-5 to the variance (left out: in fine-tuning, losses of points 2 eps apart may differ by less than that root)
+    and multiplies by sigma sqrt(2q): its lr is ours / (eps sqrt(2q)), for plain SGD.
     """
 
     curvature: ClassVar[None] = None

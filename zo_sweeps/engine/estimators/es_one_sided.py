@@ -14,13 +14,9 @@ from zo_sweeps.methods.definition import option
 class ESOneSided(Population):
     """ghat = (1/q) sum_i g_i z_i with g_i = (f(theta + eps z_i) - mean) / deviation, over the step's q losses.
 
-    Args:
-        q: query budget, directions per step, at least 2; one point each, which see the same minibatch.
-        eps: perturbation scale (sigma).
-
     g_i has no unit, so that lr and q alone set the size of a step; if all losses are equal, g_i is 0. On a linear f,
     g_i is the slope minus the mean slope, over their standard deviation. Cost: q forwards of the batch. Source: Qiu et
-    al., Evolution strategies at scale: LLM fine-tuning beyond reinforcement learning, 2025: N = 30, sigma = 1e-3,
+    al., Evolution strategies at scale: LLM fine-tuning beyond reinforcement learning, 2025: N = 30, sigma = 1e-3 (eps),
     alpha = 5e-4, which is lr here (its update has no 1 / sigma).
     """
 

@@ -17,11 +17,6 @@ class FZOO(RGEOneSided):
     """ghat = (1/q) sum_i g_i z_i with g_i = (f(theta + eps z_i) - f(theta)) / s.
 
     s is the standard deviation of f(theta + eps z_1), ..., f(theta + eps z_q) around their mean, over q (not q - 1).
-
-    Args:
-        q: query budget, directions per step, at least 2. All of them see the same minibatch and share f(theta).
-        eps: perturbation scale.
-
     g_i has no unit: neither the scale of f nor, to first order, eps changes it, so that the length of a step is set by
     lr and q alone. If all losses are equal, g_i is 0. On a linear f, g_i is the slope z_i . grad f over the standard
     deviation of the q slopes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zo_sweeps.engine.later import noise
 from zo_sweeps.methods.estimator import TwoSided
 from zo_sweeps.methods.points import Estimate, NoiseKey, Point
 
@@ -13,14 +14,9 @@ from zo_sweeps.methods.points import Estimate, NoiseKey, Point
 class KerZOO(TwoSided):
     """ghat = (1/q) sum_i g_i z_i, g_i = K(r_i) (f(theta + eps r_i z_i) - f(theta - eps r_i z_i)) / (2 eps).
 
-    r is uniform on [-1, 1], drawn for each direction, and K(r) = 15/4 r (5 - 7 r^2): E[r K] = 1 and E[r^3 K] = 0.
-
-    Args:
-        q: query budget, directions per step. All of them see the same minibatch.
-        eps: perturbation scale: the largest distance.
-
-    Over r, the mean of g_i is f' along z_i without the eps^2 f''' / 6 of RGE, up to O(eps^4). On a quadratic both are
-    exact in the mean, and RGE for every r: E[(r K)^2] = 15/7 is what the kernel costs. Cost: 2q forwards of the batch.
+    r is uniform on [-1, 1], drawn for each direction, and K(r) = 15/4 r (5 - 7 r^2): E[r K] = 1 and E[r^3 K] = 0. Over
+    r, the mean of g_i is f' along z_i without the eps^2 f''' / 6 of RGE, up to O(eps^4). On a quadratic both are exact
+    in the mean, and RGE for every r: E[(r K)^2] = 15/7 is what the kernel costs. Cost: 2q forwards of the batch.
     Source: Mi et al., KerZOO: Kernel function informed zeroth-order optimization for accurate and accelerated LLM
     fine-tuning, 2025, with its constant C = 1.
     """
@@ -45,8 +41,6 @@ class KerZOO(TwoSided):
 
 def _distance(key: NoiseKey) -> float:
     """Return the direction's r, never 0."""
-    from zo_sweeps.engine import noise
-
     word = noise.words_of(key, "kerzoo/r")[0]
     return (2 * (word % (1 << 32) >> 9) + 1) / (1 << 23) - 1
 

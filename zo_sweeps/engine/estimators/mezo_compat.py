@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zo_sweeps.engine.estimators.rge import RGE
+from zo_sweeps.engine.later import torch
 from zo_sweeps.methods.points import Estimate, Point
 
 
@@ -18,8 +19,6 @@ class MezoCompat(RGE):
     """
 
     def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
-        import torch
-
         plus, minus = torch.tensor(losses[::2], dtype=torch.float32), torch.tensor(losses[1::2], dtype=torch.float32)
         coefs = ((plus - minus) / (2 * self.eps)).tolist()
         return self._estimate(points, self._clipped(coefs), losses)

@@ -17,7 +17,6 @@ class RGE(TwoSided):
 
     Args:
         q: query budget, directions per step. All of them see the same minibatch.
-        eps: perturbation scale.
         clip: C > 0 bounds projected_grad to [-C, C], as QZO does; 0 does not.
 
     Cost: 2q forwards of the batch. Source: MeZO Algorithm 1 (q = 1) and 2; P-RGE eq. 1, with the seed and gradient

@@ -18,10 +18,6 @@ class RGECurved(RGE):
 
     The log holds g_1, ..., g_q, c_1, ..., c_q. The estimate is RGE's; the perturbation `curvature` reads c.
 
-    Args:
-        q: query budget, directions per step. All of them see the same minibatch and share f(theta).
-        eps: perturbation scale.
-
     On a quadratic c_i = z_i^T H z_i exactly. It is a difference of losses over eps^2: with losses in fp32 its rounding
     is about 1e-7 |f| / eps^2, .1 at eps = 1e-3. Cost: 2q + 1 forwards of the batch (the released code: 4 at q = 1).
     Source: HiZOO (Zhao et al., 2024).

@@ -17,13 +17,9 @@ class RGEGuided(RGE):
     """RGE, and h_i = (f(theta + s a_i) - f(theta + s b_i)) / s, s = eps / sqrt(2), for the scouts a_i, b_i of each z_i.
 
     Scouts are the queries q + 2i and q + 2i + 1 of a step. The log holds g_1, ..., g_q, h_1, ..., h_q. The estimate is
-    RGE's; the perturbation `guided` draws z_i from a_i and b_i, and keeps the better of them for the next step.
-
-    Args:
-        q: query budget, directions per step. All of them see the same minibatch.
-        eps: perturbation scale of z_i, which is (a_i - b_i) / sqrt(2) in `guided`; s is the authors' eps.
-
-    Cost: 4q forwards of the batch. Source: MeZO-GV, 2025 (the variant that evaluates the best seed again).
+    RGE's; the perturbation `guided` draws z_i = (a_i - b_i) / sqrt(2), and keeps the better of them for the next step.
+    s is the authors' eps. Cost: 4q forwards of the batch. Source: MeZO-GV, 2025 (the variant that evaluates the best
+    seed again).
     """
 
     gives: ClassVar[str] = SCOUTS

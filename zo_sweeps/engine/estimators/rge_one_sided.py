@@ -14,12 +14,7 @@ from zo_sweeps.methods.points import Estimate, Point
 class RGEOneSided(RandomDirections):
     """ghat = (1/q) sum_i g_i z_i with g_i = (f(theta + eps z_i) - f(theta)) / eps.
 
-    Args:
-        q: query budget, directions per step. All of them see the same minibatch and share f(theta).
-        eps: perturbation scale.
-
     Exact on a linear f; otherwise g_i has a bias of eps/2 z_i^T H z_i + O(eps^2), which cancels in a two-sided pair.
-
     Cost: q + 1 forwards of the batch, against 2q. Source: Nesterov and Spokoiny, Random gradient-free minimization of
     convex functions, 2017.
     """

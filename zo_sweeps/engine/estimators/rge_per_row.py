@@ -16,14 +16,9 @@ from zo_sweeps.methods.points import Estimate, Point
 class RGEPerRow(TwoSided):
     """ghat = (1/q) sum_i g_i z_i, g_i = D_i / (2 eps s), D_i = f_i(theta + eps z_i) - f_i(theta - eps z_i).
 
-    f_i is the loss of the i-th of the step's q minibatches of B examples, s the standard deviation of D_1, ..., D_q.
-
-    Args:
-        q: directions per step, at least 2, each with B examples of its own: the step has q B. The method has B = 1.
-        eps: perturbation scale.
-
-    The q directions cost the two passes over q B rows that one direction over all of them would. g_i has no unit of f:
-    lr, q and eps set the length of a step. If all D are equal, g_i is 0.
+    f_i is the loss of the i-th of the step's q minibatches of B examples (the method has B = 1), s the standard
+    deviation of D_1, ..., D_q. The q directions cost the two passes over q B rows that one direction over all of them
+    would. g_i has no unit of f: lr, q and eps set the length of a step. If all D are equal, g_i is 0.
 
     Cost: 2q forwards of B examples. Source: GRZO, 2025, with its sigma = 1e-3 as eps.
     """

@@ -12,10 +12,6 @@ from zo_sweeps.engine.estimators._population import Population
 class RLOO(Population):
     """ghat = (1/q) sum_i g_i z_i, g_i = (f(theta + eps z_i) - mean of the other q - 1 losses) / eps.
 
-    Args:
-        q: query budget, directions per step, at least 2; one point each, which see the same minibatch.
-        eps: perturbation scale.
-
     The mean of the others is independent of z_i and takes the place of f(theta), which is not evaluated. g_i equals
     q / (q - 1) times the difference from the mean of all q. On a linear f, E[ghat] = grad f; the variance is about
     q / (q - 1) times that of forward differences. The bias on a quadratic is that of forward differences.

@@ -9,22 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from zo_sweeps.engine import noise
-from zo_sweeps.engine.layers.wrapped import initial_key
+from zo_sweeps.engine.layers.low_rank import initial_key
 from zo_sweeps.methods.space import PREFIX_LENGTH, InstalledSpace
 
 
 class Prefix(InstalledSpace):
-    """A cache of n tokens before every text; its keys and values [heads, n, head width] are trained in fp32.
+    """A cache of n = `length` tokens before every text; its keys and values [heads, n, head width] are trained in fp32.
 
     The text's positions begin at n, as in peft and in MeZO. Keys are stored as the cache holds them (after rotation in
     models with rotary embeddings). The prefix enters through the forward's own `past_key_values`, `attention_mask` and
-    `position_ids`, so that any Hugging Face causal model works; if the caller passes an empty cache (generation), the
-    prefix is put into it. With P points, the rows are P equal groups and group p sees the p-th prefix.
-
-    Args:
-        module: the whole model; its base model's decoder (`get_decoder()`) must return and accept a cache.
-        length: n.
-        vocabulary: token ids to draw from.
+    `position_ids`, so that any Hugging Face causal model works whose decoder (`get_decoder()` of its base model)
+    returns and accepts a cache; an empty cache of the caller (generation) receives the prefix. With P points, the rows
+    are P equal groups and group p sees the p-th prefix. Initial values are those of random tokens of the `vocabulary`.
 
     Cost: attention to n more keys, and a T x (n + T) mask. d = layers * 2 * n * width of the keys.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,48 +23,24 @@ warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWa
 Find = Callable[[int], Masks]  # step -> the masks in effect from that step on
 
 
-class _Place(Protocol):
-    """Where the chosen entries of one layer stand between forwards."""
-
-    dtype: torch.dtype
-    touched: Tensor  # all entries that were ever added, ascending
-
-    def read(self, index: Tensor) -> Tensor:
-        """Return the entries at flat indices, in `dtype`."""
-        ...
-
-    def write(self, index: Tensor, values: Tensor) -> None:
-        """Write values at flat indices, all of them added before."""
-        ...
-
-    def add(self, index: Tensor, values: Tensor | None) -> None:
-        """Make further entries writable; `values` replaces those that stand there."""
-        ...
-
-    def restore(self) -> None:
-        """Write the original values back."""
-        ...
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors that it holds beside the layer's own."""
-        ...
-
-
 class _InWeight:
-    """Entries written into the weight of a Linear or Conv1D."""
+    """Entries written into the weight of a Linear or Conv1D. `touched`: all that were ever added, ascending."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         self._flat, self.dtype = weight.detach().view(-1), weight.dtype
         self.touched, self._original = torch.empty(0, dtype=torch.long, device=weight.device), self._flat[:0].clone()
 
     def read(self, index: Tensor) -> Tensor:
+        """Return the entries at flat indices, in `dtype`."""
         return self._flat[index]
 
     @torch.no_grad()
     def write(self, index: Tensor, values: Tensor) -> None:
+        """Write values at flat indices, all of them added before."""
         self._flat.index_copy_(0, index, values.to(self.dtype))
 
     def add(self, index: Tensor, values: Tensor | None) -> None:
+        """Make further entries writable; `values` replaces those that stand there."""
         self.touched, self._original = _merged(self.touched, self._original, index, self._flat[index])
         if values is not None:
             self.write(index, values)
@@ -73,11 +49,12 @@ class _InWeight:
         self.write(self.touched, self._original)
 
     def tensors(self) -> list[Tensor]:
+        """Return the tensors that it holds beside the layer's own."""
         return [self.touched, self._original]
 
 
 class _BesideCodes:
-    """Entries kept beside a layer's codes, and written into the decoded weight."""
+    """Entries kept beside a layer's codes, and written into the decoded weight: as `_InWeight`."""
 
     def __init__(self, layer: WeightOnly) -> None:
         if layer.entries is not None:
@@ -136,7 +113,7 @@ class _Layer:
     def __init__(self, layer: Any, index: Tensor, values: Tensor | None, apart: bool = False) -> None:
         self.layer, self.apart = layer, apart
         self.weight: nn.Parameter | None = None if isinstance(layer, WeightOnly) else layer.weight
-        self.place: _Place = _BesideCodes(layer) if isinstance(layer, WeightOnly) else _InWeight(layer.weight)
+        self.place = _BesideCodes(layer) if isinstance(layer, WeightOnly) else _InWeight(layer.weight)
         self.place.add(index, values)
         self.index = index
         self.param = nn.Parameter(self.place.read(index).to(torch.float32, copy=True), requires_grad=False)
@@ -263,20 +240,17 @@ class Sparse(InstalledSpace):
     Before each product the k values of theta, or of the point, are written into the weights (never added, so that
     nothing drifts); uninstalling restores the original values. Beyond a bare forward a point costs k writes and no
     memory. Several points in one forward (the paper's SparseAddMM, eq. 19) share the dense product at theta and add
-    their own sparse products; this pays off where reading the weights dominates a forward, that is for few rows (19 M
-    Llama shape, one CPU thread, density 0.001, two points in one forward against one after the other, CPU time: 0.88
-    at 64 tokens per point, 1.05 at 256). With `apart`, every forward without gradients multiplies the k values
-    separately, also of a single point, and writes nothing (SparseAddMM instead of SparseAdd, eq. 21). It is not chosen
-    by the number of rows: the two round differently, and it is 7 % faster at best (docs/SPEED.md).
+    their own sparse products, which pays off for few rows (CPU time of two points in one forward against one after the
+    other: 0.88 at 64 tokens per point, 1.05 at 256). With `apart`, every forward without gradients multiplies the k
+    values separately, also of a single point, and writes nothing (SparseAddMM instead of SparseAdd, eq. 21): not chosen
+    by the number of rows, as the two round differently (docs/SPEED.md). Over weights that are stored as codes, the
+    entries are kept beside them, in the dtype of decoded values, and written into every decoded part.
 
     Args:
         masks: layer -> flat indices into its weight (see `engine.masks`).
         refresh: steps between masks ("dynamic"; 0: static). The first new mask is computed before step refresh + 1.
         find: step -> new masks, computed from the current weights.
         values: layer -> initial values of the entries; defaults to those of the weights.
-
-    Over weights that are stored as codes, the entries are kept beside them, in the dtype of decoded values, and written
-    into every decoded part.
 
     Memory: 12 bytes per entry, and the original values. With `refresh` over half-precision weights, an entry that
     leaves the mask is rounded to the weights' dtype.

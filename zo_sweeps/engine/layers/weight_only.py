@@ -1,4 +1,4 @@
-"""Projections whose weight is stored as codes: decoded some rows at a time for each product, or trained as integers."""
+"""Projections whose weight is stored as codes, decoded some rows at a time; and spaces that train codes or scales."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.core.memory_parts import Part, counted_as
+from zo_sweeps.methods.space import InstalledSpace
 
 ENTRIES, ENTRY_VALUES = "entries", "entries_values"  # in `WeightOnly.stored`
 # Values of a weight that are computed at a time: on a CPU 4 MB in fp32, which fit the L2 caches.
@@ -24,12 +25,7 @@ def rows_at_once(into: int, device: torch.device) -> int:
 
 
 class Integers(nn.Parameter):
-    """Codes from -largest to largest, int8: 1 byte each, without gradients.
-
-    Args:
-        codes: contiguous; used, not copied.
-        largest: at most 127.
-    """
+    """Codes from -largest to largest (at most 127), int8, without gradients; the tensor is used, not copied."""
 
     largest: int
 
@@ -43,11 +39,9 @@ class WeightCodes(nn.Module):
     """A weight [out, in] as codes, in buffers: the base of all schemes. Most have `scales` that multiply the codes.
 
     Called, it returns the function (start, stop) -> decoded rows [stop - start, in], whose bits depend on neither. A
-    scheme registers the codes as the buffer `values`; all other buffers are there to decode them.
-
-    Args:
-        shape: (out, in).
-        dtype: of decoded values.
+    scheme is made from a weight in any floating-point dtype, encoded in fp32 some rows at a time, and the dtype of
+    decoded values, which are rounded once. It registers the codes as the buffer `values`; all other buffers are there
+    to decode them.
     """
 
     spacing: ClassVar[float] = 0.0  # of the levels that `inputs` rounds to, as a share of their range; 0: it does not
@@ -91,11 +85,7 @@ class WeightCodes(nn.Module):
         return dict(self.state_dict())
 
     def holding(self, shape: tuple[int, int], buffers: Mapping[str, Tensor]) -> WeightCodes:
-        """Hold the codes of another weight, encoded by the same scheme, in place of its own; return itself.
-
-        Args:
-            shape: (out, in) of that weight.
-            buffers: as `stored` returned them.
+        """Hold the codes of another weight [*shape], from the buffers that `stored` returned; return itself.
 
         Raises ValueError if they are buffers of another scheme.
         """
@@ -121,9 +111,7 @@ class WeightCodes(nn.Module):
 class IntegerCodes(WeightCodes):
     """Integers from -`largest` to `largest`, times scales: codes that can be trained themselves.
 
-    Attributes:
-        values: the integers as they are stored; empty while they are trained.
-        integers: the integers [out, in] while they are trained, int8, 1 byte each; else None.
+    While they are trained, `integers` [out, in] are a parameter, int8, 1 byte each (else None), and `values` are empty.
     """
 
     largest: ClassVar[int]
@@ -161,12 +149,7 @@ class IntegerCodes(WeightCodes):
 
 
 class Entries:
-    """Chosen entries of a weight [out, in], kept beside its codes in the dtype of decoded values.
-
-    Args:
-        index: [k] flat indices, ascending.
-        values: [k].
-    """
+    """Chosen entries of a weight [out, in], beside its codes, in the dtype of decoded values; flat indices ascend."""
 
     def __init__(self, index: Tensor, values: Tensor, shape: tuple[int, int]) -> None:
         self.index, self.values = index, values
@@ -186,15 +169,8 @@ class WeightOnly(nn.Module):
     """A projection y = x W^T + b over a frozen weight W that is stored as codes; a scheme may round x before.
 
     W is decoded at most 2^20 values at a time on a CPU (where they stay in cache), 2^26 elsewhere, once for all rows of
-    x: for the 2qB rows of P-RGE's inner loop as for one. Backpropagation to x decodes W once more.
-
-    Args:
-        codes: W.
-        bias: b, or None.
-        transposed: whether the projection stored its weight as [in, out] (Conv1D).
-
-    Attributes:
-        entries: values that replace the decoded ones, or None.
+    x: for the 2qB rows of P-RGE's inner loop as for one. Backpropagation to x decodes W once more. `transposed`: the
+    projection stored its weight as [in, out] (Conv1D). `entries` are values that replace the decoded ones, or None.
     """
 
     def __init__(self, codes: WeightCodes, bias: nn.Parameter | None, transposed: bool) -> None:
@@ -272,3 +248,49 @@ class _Products(torch.autograd.Function):
             for i, total in found.items():
                 total += grads[i][..., start : start + len(rows)] @ rows
         return None, None, *(found.get(i) for i in range(len(grads)))
+
+
+class TrainedCodes(InstalledSpace):
+    """The integer codes of the target layers, int8. One point per forward: it decodes every weight anew."""
+
+    batched = False
+
+    def __init__(self, module: nn.Module, layers: Sequence[str]) -> None:
+        self._codes: dict[str, IntegerCodes] = {}
+        for name in layers:
+            layer = module.get_submodule(name)
+            assert isinstance(layer, WeightOnly), f"{name} has no codes"
+            assert isinstance(layer.codes, IntegerCodes), f"the codes of {name} are not integers"
+            self._codes[f"{name}.codes"] = layer.codes
+        self.params = {name: codes.train_codes() for name, codes in self._codes.items()}
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        """Yield nothing: the codes are the model's own."""
+        yield from ()
+
+    def uninstall(self) -> None:
+        """Store the codes as they are now: they have changed, so the caller must reload the base model."""
+        for codes in self._codes.values():
+            codes.freeze_codes()
+
+
+class TrainedScales(InstalledSpace):
+    """The scales of the target layers' codes, in fp32. One point per forward: it decodes every weight anew."""
+
+    batched = False
+
+    def __init__(self, module: nn.Module, layers: Sequence[str]) -> None:
+        self._codes = {}
+        for name in layers:
+            layer = module.get_submodule(name)
+            assert isinstance(layer, WeightOnly), f"{name} has no codes"
+            self._codes[f"{name}.scales"] = layer.codes
+        self.params = {name: codes.train_scales() for name, codes in self._codes.items()}
+
+    def tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        yield from super().tensors()
+        yield from ((Part.SCALES, codes.stored_scales) for codes in self._codes.values())
+
+    def uninstall(self) -> None:
+        for codes in self._codes.values():
+            codes.freeze_scales()

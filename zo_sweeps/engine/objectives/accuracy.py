@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Batch, Tensor, losses
 from zo_sweeps.methods.metric import Of
 from zo_sweeps.methods.objective import Answers, Objective
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from zo_sweeps.engine.batch import Batch
-    from zo_sweeps.methods.task import Task
+from zo_sweeps.methods.task import Task
 
 
 @dataclass(frozen=True)
@@ -29,8 +25,6 @@ class Accuracy(Objective):
         return "" if task.kind.predicts is Of.LABELS else "it counts correct labels, and the task predicts none"
 
     def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:
-        from zo_sweeps.engine.losses import candidate_scores
-
-        chosen = candidate_scores(logprobs, batch).argmax(dim=2)  # [P, B]
+        chosen = losses.candidate_scores(logprobs, batch).argmax(dim=2)  # [P, B]
         right = batch.right.expand(len(chosen), -1, -1).gather(2, chosen.unsqueeze(2))
         return 1 - right.squeeze(2).float().mean(dim=1)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, log
-from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.later import Batch, Tensor, losses
 from zo_sweeps.methods.objective import Answers, Objective
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from zo_sweeps.engine.batch import Batch
-    from zo_sweeps.methods.task import Task
+from zo_sweeps.methods.task import Task
 
 
 @dataclass(frozen=True)
@@ -34,11 +29,7 @@ class Candidates(Objective):
         return "it chooses between options, and the task has none" if task.kind.generates else ""
 
     def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:
-        from zo_sweeps.engine import losses
-
         return losses.candidates(logprobs, batch)
 
     def of_scores(self, scores: Tensor, gold: Tensor) -> Tensor:
-        from zo_sweeps.engine import losses
-
         return losses.cross_entropy(scores, gold)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from zo_sweeps.engine.later import Tensor, torch
 from zo_sweeps.methods.metric import Of
 from zo_sweeps.methods.objective import Objective
 from zo_sweeps.methods.registry import member
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from zo_sweeps.methods.task import Task
+from zo_sweeps.methods.task import Task
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,6 @@ class F1(Objective):
         return "" if task.kind.predicts is Of.TEXTS else "it needs accepted answers, and the task has none"
 
     def of_texts(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
-        import torch
-
         metric: Any = member("metric", "squad_f1")()
         scores = [metric.of_row(text, accepted) for text, accepted in zip(predictions, references, strict=True)]
         return torch.tensor([-sum(scores) / len(scores)])

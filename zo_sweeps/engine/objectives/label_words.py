@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, log
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Batch, Tensor, losses
 from zo_sweeps.methods.objective import Answers, Objective
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from zo_sweeps.engine.batch import Batch
-    from zo_sweeps.methods.task import Task
+from zo_sweeps.methods.task import Task
 
 
 @dataclass(frozen=True)
@@ -33,6 +29,4 @@ class LabelWords(Objective):
         return ""
 
     def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:
-        from zo_sweeps.engine import losses
-
         return losses.candidates(logprobs, batch)  # of one token each: the normaliser over the vocabulary cancels

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from zo_sweeps.engine.later import Tensor, torch
 from zo_sweeps.methods.metric import Of
 from zo_sweeps.methods.objective import Objective
 from zo_sweeps.methods.registry import member
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from zo_sweeps.methods.task import Task
+from zo_sweeps.methods.task import Task
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,5 @@ class Reward(Objective):
         return "" if task.kind.predicts is Of.REWARDS else "it needs rewards, and the task has none"
 
     def of_texts(self, predictions: Sequence[Sequence[float]], references: Sequence[Sequence[str]]) -> Tensor:
-        import torch
-
         metric: Any = member("metric", "reward")()
         return torch.tensor([-metric.compute(predictions, references)])

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Batch, Tensor, losses
 from zo_sweeps.methods.objective import Answers, Objective
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from zo_sweeps.engine.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -23,14 +19,10 @@ class Tokens(Objective):
     gold_only: ClassVar[bool] = True
 
     def loss(self, logprobs: Tensor, batch: Batch) -> Tensor:
-        from zo_sweeps.engine import losses
-
         return losses.tokens(logprobs, batch)
 
     def terms(self, batch: Batch) -> int:
         """Return the number of gold answer tokens."""
-        from zo_sweeps.engine import losses
-
         return int(losses.is_gold(batch).sum())
 
     def of_scores(self, scores: Tensor, gold: Tensor) -> Tensor:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import ActivationPerturbation
 from zo_sweeps.methods.points import NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -22,15 +18,11 @@ class AGZO(ActivationPerturbation):
     A <- Q of the QR factors of H^T H A, `iterations` times, from a Gaussian A. All queries of a step share it; U is
     drawn for each direction. A matrix with fewer than r columns has that many for r.
 
-    Args:
-        rank: r.
-        iterations: power iterations.
-
-    The gradient of a linear layer is D^T H, so it lies in the span of H: with r at least the rank of H, the estimate
-    has the gradient's mean, as MeZO's has, in r m dimensions of m n. With a smaller r its mean is the gradient's part
-    in A. Cost: no forward beside f(theta) for an estimator that evaluates it, one otherwise; per matrix and iteration
-    4 N n r operations, and n r floats for the step; r m Gaussians and a thin product a direction. A replay takes the
-    forward again. Source: Lin et al., AGZO: Activation-guided zeroth-order optimization for LLM fine-tuning, 2026.
+    The gradient of a linear layer is D^T H, in the span of H: with r at least the rank of H, the estimate has the
+    gradient's mean, in r m dimensions of m n; with a smaller r, the gradient's part in A. Cost: no forward beside
+    f(theta) for an estimator that evaluates it, one otherwise; per matrix and iteration 4 N n r operations, and n r
+    floats for the step; r m Gaussians and a thin product a direction. A replay takes the forward again. Source: Lin et
+    al., AGZO: Activation-guided zeroth-order optimization for LLM fine-tuning, 2026.
     """
 
     rank: int = option(8, "r, the directions of a layer's inputs", least=1)
@@ -40,10 +32,6 @@ class AGZO(ActivationPerturbation):
         return None if len(shape) == 2 else 1.0
 
     def basis(self, key: NoiseKey, name: str, inputs: Tensor) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         H = inputs.float()
         A = noise.gaussian(key, f"{name}/A", torch.Size((H.shape[1], min(self.rank, H.shape[1]))), H.device)
         for _ in range(self.iterations):
@@ -51,10 +39,6 @@ class AGZO(ActivationPerturbation):
         return A
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         assert self.bases is not None, "give it the bases of a step's minibatch first"
         if name not in self.bases:
             return noise.gaussian(key, name, shape, device)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, direction, noise, torch
+from zo_sweeps.engine.perturbations._bases import Whole
 from zo_sweeps.methods.definition import bound, option
-from zo_sweeps.methods.perturbation import Params, Perturbation, Reads, State
-from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from zo_sweeps.methods.perturbation import Params, Reads, State
+from zo_sweeps.methods.points import Estimate, NoiseKey
 
 
 @dataclass(frozen=True)
-class Cone(Perturbation):
+class Cone(Whole):
     """z = sqrt(d) cos(angle) m / ||m|| + sin(angle) g, g of N(0, I), and m <- beta m + (1 - beta) ghat after a step.
 
     In step 1, when m = 0, z = g. ||m|| is of all parameters together.
 
     Args:
-        angle: half the cone's opening, in radians; pi / 2: MeZO.
-        beta: decay of the momentum.
-        warmup: the step from which on the decay is `beta`; up to a tenth of it the decay is 0.1, then
-            beta - (beta - 0.1) / (1 + 8 x^1.8)^3 with x from 0 to 1. 0: none. The authors take a tenth of the run.
+        angle: pi / 2: MeZO.
+        warmup: the step from which on the decay is `beta`; up to a tenth of it the decay is 0.1, then beta - (beta -
+            0.1) / (1 + 8 x^1.8)^3 with x from 0 to 1. 0: none. The authors take a tenth of the run.
 
     Given m, E[z z^T] = sin^2 I + d cos^2 m m^T / ||m||^2: not I, so an estimate is longer along m than the gradient.
     State: {"m": {name: fp32}}, its norm, the steps done. Cost: MeZO's noise, a read of m with each, and a pass to
@@ -39,16 +36,10 @@ class Cone(Perturbation):
     angle: float = option(1.35, "half the cone's opening, in radians", least=0, most=math.pi / 2)
     beta: float = option(0.99, "decay of the momentum", least=0, most=1)
     warmup: int = option(0, "steps until the decay is beta", least=0)
-    layout: Layout | None = bound()
     m: State | None = bound()
     norm: float = bound()
 
-    def bind(self, layout: Layout) -> Cone:
-        return replace(self, layout=layout, m=None, norm=0.0)
-
     def init(self, params: Params) -> State:
-        import torch
-
         m = {name: torch.zeros_like(param, dtype=torch.float32) for name, param in params.items()}
         return {"m": m, "norm": 0.0, "t": 0}
 
@@ -67,26 +58,19 @@ class Cone(Perturbation):
         return self.beta if x == 1 else self.beta - (self.beta - 0.1) / (1 + 8 * x**1.8) ** 3
 
     def observe(self, params: Params, estimate: Estimate, state: State) -> State:
-        import torch
-
-        from zo_sweeps.engine.direction import ghat
-
         t, total = state["t"] + 1, 0.0
         beta = self.decay(t)
         with torch.no_grad():
             for name, param in params.items():
-                g = ghat(estimate, self, name, param)
+                g = direction.ghat(estimate, self, name, param)
                 m = state["m"][name].mul_(beta).add_(g, alpha=1 - beta)
                 total += float(torch.linalg.vector_norm(m, dtype=torch.float64)) ** 2
         return {"m": state["m"], "norm": math.sqrt(total), "t": t}
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
         z = noise.gaussian(key, name, shape, device)
         if not self.norm:
             return z
-        assert self.layout is not None
         assert self.m is not None
         ahead = math.sqrt(self.layout.d) * math.cos(self.angle) / self.norm
         return z.mul_(math.sin(self.angle)).add_(self.m[name], alpha=ahead)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-from zo_sweeps.methods.definition import bound
-from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from zo_sweeps.engine.later import Tensor, torch
+from zo_sweeps.engine.perturbations._bases import Whole
+from zo_sweeps.methods.points import NoiseKey
 
 
 @dataclass(frozen=True)
-class Coordinate(Perturbation):
+class Coordinate(Whole):
     """z(step, query) = sqrt(d) e_j, j = ((step - 1) q + query) mod d, over the vector of all parameters.
 
     Not random: the mean of z z^T over any d consecutive directions is I, so that q = d directions give the gradient,
@@ -25,15 +21,7 @@ class Coordinate(Perturbation):
 
     coordinates: ClassVar[bool] = True
 
-    layout: Layout | None = bound()
-
-    def bind(self, layout: Layout) -> Coordinate:
-        return replace(self, layout=layout)
-
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        assert self.layout is not None, "bind the perturbation to the parameters first"
         z = torch.zeros(shape, device=device)
         place = self.layout.drawn_before(key) % self.layout.d - self.layout.offsets[name]
         if 0 <= place < shape.numel():

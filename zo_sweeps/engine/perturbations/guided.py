@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.estimator import SCOUTS
 from zo_sweeps.methods.perturbation import Params, Perturbation, Reads, State
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Guided(Perturbation):
     """z_i = (a_i - b_i) / sqrt(2), a_i the best direction that query i has met and b_i a new one, both of N(0, I).
 
-    a_i and b_i are the scouts of estimator rge_guided; the one with the lower loss is the next step's a_i. Which of
-    them is better today does not matter for a two-sided estimate, as -z gives the same.
+    a_i and b_i are the scouts of estimator rge_guided; the one with the lower loss is the next step's a_i.
 
     Args:
         slip: whether z_i is computed as in the released code (70a2551), which seeds its generator again for every
-            parameter: all parameters have the numbers of the first, from its start, and from the second on z_i is not
-            the difference of the directions that were evaluated.
+            parameter: all have the numbers of the first, from its start, and from the second on z_i is not the
+            difference of the directions that were evaluated.
 
     E[z z^T] = I over a new pair; the release does not divide by sqrt(2), so its lr is half of this one. State: the
     addresses of the best directions. Cost: two noise passes a direction. Source: MeZO-GV, 2025.
@@ -63,8 +59,6 @@ class Guided(Perturbation):
         return {"best": best}
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
         if key.query < self.q:
             scout = key._replace(query=self.q + 2 * key.query)
             pair = self._scout(scout), self._scout(scout._replace(query=scout.query + 1))

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from zo_sweeps.methods.definition import bound, option
-from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from zo_sweeps.engine.later import Tensor, noise, torch
+from zo_sweeps.engine.perturbations._bases import Whole
+from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.points import NoiseKey
 
 LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Layers(Perturbation):
+class Layers(Whole):
     """z is N(0, 1) in the parameters of the layers that a direction keeps, and 0 in those of the others.
 
-    Of L layers, max(1, round((1 - dropped) L)) are drawn without replacement for each direction. A layer is what shares
-    the first whole number in a parameter's name ("model.layers.3."); parameters without one are always kept.
+    Of L layers, max(1, round((1 - dropped) L)) are drawn without replacement for each direction (dropped: LeZO's rho;
+    0: MeZO). A layer is what shares the first whole number in a parameter's name ("model.layers.3."); parameters
+    without one are always kept.
 
-    Args:
-        dropped: share of the layers that a direction leaves out (LeZO's rho); 0: MeZO.
-
-    E[z z^T] is the share of kept layers in their parameters and 1 in the others; the estimate is not divided by it, so
-    its mean is that share of the gradient. Cost: the noise of the layers that are kept, and zeros for the rest; as many
-    forwards as MeZO. Source: Wang et al., Simultaneous computation and memory efficient zeroth-order optimizer for
-    fine-tuning large language models (LeZO), 2024.
+    E[z z^T] is the share of kept layers in their parameters and 1 in the others, and so is the estimate's mean, over
+    the gradient. Cost: the noise of the layers that are kept, and zeros for the rest; as many forwards as MeZO. Source:
+    Wang et al., Simultaneous computation and memory efficient zeroth-order optimizer for fine-tuning large language
+    models (LeZO), 2024.
     """
 
     dropped: float = option(0.75, "share of the layers that a direction leaves out", least=0, most=1)
-    layout: Layout | None = bound()
-
-    def bind(self, layout: Layout) -> Layers:
-        return replace(self, layout=layout)
 
     def second_moment(self, shape: torch.Size) -> None:
         return None  # it depends on the parameter's layer
@@ -46,26 +36,17 @@ class Layers(Perturbation):
     @cached_property
     def _layers(self) -> dict[str, int]:
         """Parameter -> its layer, those that have one; layers count from 0, in the model's order."""
-        assert self.layout is not None, "bind the perturbation to the parameters first"
         found = {name: int(match[1]) for name in self.layout.shapes if (match := LAYER.search(name))}
         places = {number: place for place, number in enumerate(sorted({*found.values()}))}
         return {name: places[number] for name, number in found.items()}
 
     def kept(self, key: NoiseKey) -> set[int]:
         """Return the layers that the direction keeps: those with the smallest addressed integers."""
-        import torch
-
-        from zo_sweeps.engine import noise
-
         count = len({*self._layers.values()})
         drawn: list[int] = noise.integers(key, "layers", count, torch.device("cpu")).tolist()
         return {*sorted(range(count), key=drawn.__getitem__)[: max(1, round((1 - self.dropped) * count))]}
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         layer = self._layers.get(name)
         if layer is not None and layer not in self.kept(key):
             return torch.zeros(shape, device=device)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Params, Perturbation, Reads, State
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 START = "loren/a"
 
@@ -20,26 +17,23 @@ START = "loren/a"
 class LOREN(Perturbation):
     """Each row of Z is of N(0, S), S = (damping I + a a^T)^-1, for a matrix [m, n] with a [n]; N(0, 1) elsewhere.
 
-    a follows the score-function gradient of the loss at the points, after each step:
+    a follows the score-function gradient of the loss at the points, after each step, from N(0, 1 / n):
 
         a <- a - lr_cov mean_k(A_k G_k),   G_k = m a / (damping + ||a||^2) - Z_k^T Z_k a
 
     with A_k = eps g_k the k-th loss minus the step's mean, times q / (q - 1), and G_k the gradient of log p(Z_k).
-    a begins at N(0, 1 / n).
 
     Args:
-        damping: the eigenvalues of S across a are 1 / damping.
-        lr_cov: rate of a.
         released: whether directions are those of the released code (b80a32b). There S = damping (damping I + A A^T)^-1
             is the covariance of a whole parameter, vectors too, with A [m, n] the vector a in every row, which begins
-            at N(0, 1): the direction A shrinks and all others have variance 1. G_k is the gradient of that log p,
-            times sqrt(damping) eps^2, so that a stays where it began (it moves by 1e-8 of its length in three steps).
+            at N(0, 1): the direction A shrinks and all others have variance 1. G_k is the gradient of that log p, times
+            sqrt(damping) eps^2, so that a stays where it began (it moves by 1e-8 of its length in three steps).
 
-    For estimator rloo, whose coefficients are differences from a mean. Given a, E[z z^T] = S in every row, which is
-    1 / damping across a: for the same length of directions, the released code's eps is 1 / sqrt(damping) times this
-    one. State: {"a": {name: [n]}}, one vector a matrix. Cost: MeZO's noise and a product with a for each; two thin
-    products to update it. Source: Seung et al., Low-rank curvature for zeroth-order optimization in LLM fine-tuning
-    (LOREN), 2025.
+    For estimator rloo, whose coefficients are differences from a mean. Given a, E[z z^T] = S in every row, which is 1 /
+    damping across a: for the same length of directions, the released code's eps is 1 / sqrt(damping) times this one.
+    State: {"a": {name: [n]}}, one vector a matrix. Cost: MeZO's noise and a product with a for each; two thin products
+    to update it. Source: Seung et al., Low-rank curvature for zeroth-order optimization in LLM fine-tuning (LOREN),
+    2025.
     """
 
     reads: ClassVar[Reads] = Reads.LOG
@@ -65,8 +59,6 @@ class LOREN(Perturbation):
         return None if self.released or len(shape) == 2 else 1.0
 
     def observe(self, params: Params, estimate: Estimate, state: State) -> State:
-        import torch
-
         scale = self.eps * (self.eps**2 * self.damping**0.5 if self.released else 1.0) * self.lr_cov
         learned = {}
         with torch.no_grad():
@@ -83,8 +75,6 @@ class LOREN(Perturbation):
         return {"a": learned}
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
         z = noise.gaussian(key, name, shape, device)
         if len(shape) != 2 and not self.released:
             return z
@@ -99,9 +89,5 @@ class LOREN(Perturbation):
         return z.addr_(z @ a, a * -shrink).mul_(self.damping**-0.5)
 
     def _start(self, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         a = noise.gaussian(NoiseKey(0, 0, 0), f"{name}/{START}", torch.Size((shape[-1],)), device)
         return a if self.released else a.mul_(shape[-1] ** -0.5)

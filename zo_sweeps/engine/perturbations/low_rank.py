@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from zo_sweeps.engine.perturbations._factored import Factored, window
+from zo_sweeps.engine.later import Tensor, noise, torch
+from zo_sweeps.engine.perturbations._bases import Factored, window
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.points import NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -19,11 +16,9 @@ class LowRank(Factored):
     """Z = U V^T / sqrt(r), U [m, r] and V [n, r] of N(0, 1), for a matrix [m, n]; N(0, 1) for any other shape.
 
     Args:
-        rank: r.
-        interval: steps between draws of V (LOZO's nu): steps 1 .. nu share one V, then nu + 1 .. 2 nu. U is drawn at
-            each step. Each of the q queries has its own U and V.
-        scale: `unit`: as above. `released`: Z = U V^T, without the factor, so that eps and lr are those of the authors'
-            trainer.
+        interval: steps 1 .. nu share one V, then nu + 1 .. 2 nu (LOZO's nu). U is drawn at each step. Each of the q
+            queries has its own U and V.
+        scale: `released`: Z = U V^T, without the factor, so that eps and lr are those of the authors' trainer.
         sum: how a step's directions are added to a matrix. `terms`: W + c_1 z_1 + c_2 z_2 + ..., in this order, each
             rounded. `product`: W + [c_1 U_1, c_2 U_2, ...] [V_1, V_2, ...]^T, one matrix product that reads and writes
             W once; it rounds otherwise, so runs of the two differ by rounding.
@@ -32,18 +27,15 @@ class LowRank(Factored):
 
     `unit`: E[z z^T] = I over U and V; for a fixed V, the expected estimate is the gradient times V V^T / r. For one
     direction and a matrix E||ghat||^2 / ||grad f||^2 = d + 2 + 2 (m + n + 1) / r, d = m n; with q directions this
-    number, plus q - 1, over q.
-    `released`: E[z z^T] = r I in matrices and I in other shapes; the expected estimate is r times the gradient in
-    matrices.
+    number, plus q - 1, over q. `released`: E[z z^T] = r I in matrices, I in other shapes, and so the expected estimate.
 
     Cost: (m + n) r Gaussians instead of m n, and one product; an update of q directions takes 2 q r operations per
-    weight, as many as a forward of q r tokens. Source: Chen et al., Enhancing zeroth-order fine-tuning
-    for language models with low-rank structures, Algorithm 1, and its released code (LOZOtrainer.py): theta +/- eps U
-    V^T in matrices and theta +/- eps z elsewhere, then theta <- theta - lr g U V^T and theta <- theta - lr g z. The
-    paper divides the estimate by r and the trainer does not: lr of the trainer is the paper's / r. Over matrices alone,
-    `unit` with eps_unit = sqrt(r) eps and lr_unit = r lr is `released` with eps and lr; other shapes would need noise
-    of 1 / sqrt(r) besides. The slip (5d1ade5) comes from drawing V before U for the forwards, U alone in an update,
-    which shifts all that is drawn later; parameters before the first matrix, which models seldom have, would not slip.
+    weight, as many as a forward of q r tokens. Source: Chen et al., Enhancing zeroth-order fine-tuning for language
+    models with low-rank structures, Algorithm 1, and its released code (LOZOtrainer.py, 5d1ade5). The paper divides the
+    estimate by r and the trainer does not: lr of the trainer is the paper's / r. Over matrices alone, `unit` with
+    sqrt(r) eps and r lr is `released` with eps and lr. The slip comes from drawing V before U for the forwards, U alone
+    in an update, which shifts all that is drawn later; parameters before the first matrix, which models seldom have,
+    would not slip.
     """
 
     rank: int = option(2, "r, the rank of a matrix's direction", least=1)
@@ -66,10 +58,6 @@ class LowRank(Factored):
         return self.sum == "product"
 
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         part = "slip" if self.slips(key) else "U"
         U = noise.gaussian(key, f"{name}/{part}", torch.Size((shape[0], self.rank)), device)
         V = noise.gaussian(window(key, self.interval), f"{name}/V", torch.Size((shape[1], self.rank)), device)

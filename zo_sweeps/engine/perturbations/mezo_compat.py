@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.later import Tensor, torch
 from zo_sweeps.methods.definition import bound
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,6 @@ class _Stream:
 
         Out of order, the preceding parameters are drawn too.
         """
-        import torch
-
         shapes, dtypes = self._layout.shapes, self._layout.dtypes
         names = list(shapes)
         index = names.index(name)

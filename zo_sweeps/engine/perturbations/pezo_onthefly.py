@@ -2,65 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import lcm
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.methods.definition import bound, option
+from zo_sweeps.engine.later import Tensor, lfsr, pezo, torch
+from zo_sweeps.engine.perturbations._bases import Whole
+from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Advance, Perturbation, advance, starts
 from zo_sweeps.methods.points import Layout, NoiseKey
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-Rounding = Literal["none", "linear", "log"]
-
 
 @dataclass(frozen=True)
-class PeZOOnTheFly(Perturbation):
+class PeZOOnTheFly(Whole):
     """z[c n + i] = s(c) u, with u the output of register (i + C) mod n at clock C = C_t + c.
 
     n = 2^k - 1 registers of b bits give n numbers per clock, in an order rotated by one each clock (see
-    `engine/lfsr.py` for the integers). Direction t = (step - 1) q + query of a run starts at clock C_t = t a: surplus
-    numbers of a direction's last clock are discarded; registers and rotation continue. A direction covers the
-    parameters contiguously, in the space's order.
+    `engine/lfsr.py`). Direction t = (step - 1) q + query of a run starts at clock C_t = t a: surplus numbers of a
+    direction's last clock are discarded; registers and rotation continue. A direction covers the parameters
+    contiguously, in the space's order.
 
     Args:
-        k: the array has 2^k - 1 registers. The paper's default is 5 ("32").
-        bits: b, 2 to 16. The paper finds 8 enough for RoBERTa and 14 for OPT.
-        center: u = (v - 2^(b-1)) / 2^(b-1) for the integer v, with zero mean over a period; otherwise u = v / 2^(b-1),
-            in (0, 2). The paper gives no map from integers to signed numbers.
-        length: the vector whose modulus is scaled to a Gaussian's (eqs. 3 to 5). `block`: the n numbers of a clock,
-            with E||g_n|| "fixed with respect to the number of RNGs" (section 3.2). `perturbation`: all d numbers, one
-            factor per direction (the letter of eq. 3).
-        address: the register whose output addresses the table of factors; the table is indexed by the first register's
-            output. `fixed`: the first register, wherever rotation has moved it ("tracks the position of the first
-            RNG"), so that each clock has its own factor. `pointer`: the register in first position, a possible reading
-            of Figure 2; its output then selects another clock's factor. No effect for length `perturbation`.
-        rounding: of factors to the nearest power of two: `linear` or `log` (see `round_factor`), or `none`. The paper
-            rounds.
-        advance: `leftover`: a = ceil(d / n), the next direction starts at the next clock (the paper). `coprime`: a is
-            the next number from ceil(d / n) on that shares no factor with lcm(n, 2^b - 1).
+        k: the paper's default is 5 ("32").
+        bits: b. The paper finds 8 enough for RoBERTa and 14 for OPT.
+        center: u = (v - 2^(b-1)) / 2^(b-1) for the integer v; otherwise u = v / 2^(b-1), in (0, 2). The paper gives no
+            map from integers to signed numbers.
+        length: the vector whose modulus is scaled to a Gaussian's (eqs. 3 to 5). `block`: the n numbers of a clock
+            (section 3.2). `perturbation`: all d numbers, one factor per direction (the letter of eq. 3).
+        address: the register whose output addresses the table of factors, which is indexed by the first register's
+            output. `fixed`: the first register, wherever rotation has moved it, so that each clock has its own factor.
+            `pointer`: the register in first position, a possible reading of Figure 2; its output then selects another
+            clock's factor. No effect for length `perturbation`.
+        rounding: see `round_factor`. The paper rounds.
+        advance: `leftover`: a = ceil(d / n), the next clock (the paper). `coprime`: a is the next number from ceil(d /
+            n) on that shares no factor with lcm(n, 2^b - 1).
         leap: whether a register is clocked L times between two of its numbers, L the least number from b on that is
-            coprime to 2^b - 1 (a leap-forward register), so that they share no bit; otherwise once, as drawn in the
-            paper.
+            coprime to 2^b - 1, so that they share no bit; otherwise once, as drawn in the paper.
 
-    Directions: a register returns to its state after 2^b - 1 numbers and the rotation to its order after n clocks, so
-    that the array repeats after lcm(n, 2^b - 1) clocks (less only where the seeds of an array with 2^b - 1 <= n repeat
-    themselves). A direction depends on C_t mod that number alone: a run has lcm / gcd(lcm, a) directions, far fewer
+    The array repeats after lcm(n, 2^b - 1) clocks (less only where the seeds of an array with 2^b - 1 <= n repeat
+    themselves), and a direction depends on C_t mod that number alone: a run has lcm / gcd(lcm, a) directions, far fewer
     than its steps where the two share factors (7 for Llama3-1B and k = 3), and lcm with `coprime`.
 
-    Without `leap`, E[z z^T] is not I: the next number of a register has all bits but one of the previous one, shifted,
-    and lands n - 1 places on, so that numbers n - 1 places apart correlate by 0.47, 2 (n - 1) apart by 0.22, 3 (n - 1)
-    apart by 0.10. For a gradient without such structure E[ghat] = E[z z^T] grad therefore has 1.25 times the length, at
-    a cosine of 0.80 to the gradient, where d takes many clocks of a period, and 1.1 times, at 0.9, for d of two clocks;
-    the rounding of factors lengthens it by another 1.3. With `leap`, no two numbers of a register within its period
-    correlate.
+    Without `leap`, E[z z^T] is not I: numbers n - 1 places apart correlate by 0.47, 2 (n - 1) apart by 0.22, 3 (n - 1)
+    apart by 0.10. For a gradient without such structure E[ghat] therefore has 1.25 times the length, at a cosine of
+    0.80 to the gradient, where d takes many clocks of a period, and 1.1 times, at 0.9, for d of two clocks; the
+    rounding of factors lengthens it by another 1.3. Rounding changes the modulus by up to a third (typically 2 instead
+    of 1.73).
 
-    Bit-identical on every device. Elements are not independent. Rounding changes the modulus by up to a third
-    (typically 2 instead of 1.73). Cost per number: a copy, an addition, a look-up and a product; memory: a few 2^b.
+    Bit-identical on every device. Cost per number: a copy, an addition, a look-up and a product; memory: a few 2^b.
     Raises UserError if a direction takes a whole number of periods, because all directions would then be equal. Source:
     PeZO sections 3.1 and 3.2, eqs. 3 to 5.
     """
@@ -70,10 +60,9 @@ class PeZOOnTheFly(Perturbation):
     center: bool = option(True, "signed numbers, with zero mean over a period")
     length: Literal["block", "perturbation"] = option("block", "the vector that is scaled to a Gaussian's modulus")
     address: Literal["fixed", "pointer"] = option("fixed", "the register that addresses the table of factors")
-    rounding: Rounding = option("linear", "how the factors are rounded to powers of two")
+    rounding: Literal["none", "linear", "log"] = option("linear", "how the factors are rounded to powers of two")
     advance: Advance = option("leftover", "where the next direction starts: next clock, or so that none repeats")
     leap: bool = option(False, "clock a register as often between numbers as they share bits")
-    layout: Layout | None = bound()
 
     @property
     def registers(self) -> int:
@@ -93,13 +82,10 @@ class PeZOOnTheFly(Perturbation):
         return starts(self.clocks(d), self.period)
 
     def second_moment(self, shape: torch.Size) -> float | None:
-        from zo_sweeps.engine.pezo import expected_norm
-
-        assert self.layout is not None, "bind the perturbation to the parameters first"
         m = self.registers if self.length == "block" else self.layout.d
-        return expected_norm(m) ** 2 / m if self.leap and self.rounding == "none" else None
+        return pezo.expected_norm(m) ** 2 / m if self.leap and self.rounding == "none" else None
 
-    def bind(self, layout: Layout) -> PeZOOnTheFly:
+    def bind(self, layout: Layout) -> Perturbation:
         if self.directions(layout.d) == 1:
             raise UserError(
                 f"{layout.d} parameters take a whole number of periods of {self.registers} registers of {self.bits} "
@@ -107,31 +93,25 @@ class PeZOOnTheFly(Perturbation):
                 where="perturbation pezo_onthefly",
                 fix="set perturbation.advance=coprime or choose another k",
             )
-        return replace(self, layout=layout)
+        return super().bind(layout)
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import lfsr
-        from zo_sweeps.engine.pezo import BLOCK, block_factors, direction_factor, values, windows
-
-        assert self.layout is not None, "bind the perturbation to the parameters first"
         n, device = self.registers, torch.device(device)
         start = self.layout.drawn_before(key) * self.clocks(self.layout.d)
         offset, count = self.layout.offsets[name], shape.numel()
         first, last = offset // n, -(-(offset + count) // n)
-        table_of_values = values(self.bits, self.leap, self.center, device)
-        rotations = windows(key.seed, n, self.bits, device)
+        table_of_values = pezo.values(self.bits, self.leap, self.center, device)
+        rotations = pezo.windows(key.seed, n, self.bits, device)
         array = (key.seed, n, self.bits, self.leap, self.center)
         out = torch.empty(last - first, n, device=device)
-        rows = BLOCK // n if device.type == "cpu" else max(last - first, 1)
+        rows = pezo.BLOCK // n if device.type == "cpu" else max(last - first, 1)
         for row in range(0, last - first, rows):
             block, clock = out[row : row + rows], start + first + row
             numbers = lfsr.read(table_of_values, rotations, clock, len(block))
             if self.length == "perturbation":
-                factor = direction_factor(*array, self.rounding, self.layout.d, start)
+                factor = pezo.direction_factor(*array, self.rounding, self.layout.d, start)
                 torch.mul(numbers, factor, out=block)
             else:
-                table, addresses = block_factors(*array, self.address, self.rounding, device)
+                table, addresses = pezo.block_factors(*array, self.address, self.rounding, device)
                 torch.mul(numbers, lfsr.read(table, addresses, clock, len(block)), out=block)
         return out.view(-1)[offset - first * n :][:count].view(shape)

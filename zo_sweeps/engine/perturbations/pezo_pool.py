@@ -2,55 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.methods.definition import bound, option
+from zo_sweeps.engine.later import Tensor, pezo, torch
+from zo_sweeps.engine.perturbations._bases import Whole
+from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Advance, Perturbation, advance, starts
 from zo_sweeps.methods.points import Layout, NoiseKey
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-Rounding = Literal["none", "linear", "log"]
-
 
 @dataclass(frozen=True)
-class PeZOPool(Perturbation):
+class PeZOPool(Whole):
     """u_t[j] = s p[(o_t + j) mod N];  o_{t+1} = (o_t + a) mod N, for direction t = (step - 1) q + query, o_0 = 0.
 
     p ~ U(-1, 1)^N with N = 2^k - 1 is drawn once from the run's seed and never renewed. A direction covers the
     parameters in the space's order.
 
     Args:
-        k: the pool has 2^k - 1 numbers. The paper's default is 12 ("4096").
+        k: the paper's default is 12 ("4096").
         length: the vector whose modulus is scaled to a Gaussian's (eqs. 3 to 5). `pool`: p, scaled once before it is
-            stored (the paper's section 3.2 for pre-generation). `perturbation`: u_t, d numbers, scaled for each
-            direction (the letter of eq. 3).
-        rounding: `none`, or s to the nearest power of two (`linear`, `log`: see `round_factor`). The paper rounds the
-            factors of the on-the-fly table, and does not say so for the pool. Rounding multiplies the modulus by 1.15.
+            stored (section 3.2). `perturbation`: u_t, d numbers, scaled for each direction (the letter of eq. 3).
+        rounding: of s; see `round_factor`. The paper rounds the factors of the on-the-fly table, and does not say so
+            for the pool. Rounding multiplies the modulus by 1.15.
         advance: `leftover`: a = d, the next direction starts where the previous one stopped, across queries and steps
             (the paper). `coprime`: a is the next number after d that shares no factor with N.
-        stored_bits: b, if p is stored as fixed-point numbers of b bits: rounded to multiples of 2^(1-b), at most
-            1 - 2^(1-b), before it is scaled. The paper's hardware stores 12; its accuracy tables do not say.
+        stored_bits: b, if p is stored as fixed-point numbers of b bits: rounded to multiples of 2^(1-b), at most 1 -
+            2^(1-b), before it is scaled. The paper's hardware stores 12; its accuracy tables do not say.
 
-    Directions: u_t depends on o_t = t a mod N alone, so that a run has N / gcd(N, a) of them, far fewer than its steps
-    where N and d share a factor (9 for OPT-1.3B and k = 12), and N with `coprime`.
+    u_t depends on o_t = t a mod N alone, so that a run has N / gcd(N, a) directions, far fewer than its steps where N
+    and d share a factor (9 for OPT-1.3B and k = 12), and N with `coprime`. Parameters N positions apart always move
+    alike, and all directions lie in N dimensions; E[z z^T] is near I only over pools, and only between positions that
+    differ mod N.
 
-    Bit-identical on every device. Elements are not independent: parameters N positions apart always move alike, and all
-    directions lie in N dimensions; E[z z^T] is near I only over pools, and only between positions that differ mod N.
-    Cost: a copy; memory: N numbers. Raises UserError if N divides a, because all directions would then be equal.
-    Source: PeZO section 3.1, eqs. 3 to 5.
+    Bit-identical on every device. Cost: a copy; memory: N numbers. Raises UserError if N divides a, because all
+    directions would then be equal. Source: PeZO section 3.1, eqs. 3 to 5.
     """
 
     k: int = option(12, "the pool has 2^k - 1 numbers", least=2, most=24)
     length: Literal["pool", "perturbation"] = option("pool", "the vector that is scaled to a Gaussian's modulus")
-    rounding: Rounding = option("none", "how the factor is rounded to a power of two")
+    rounding: Literal["none", "linear", "log"] = option("none", "how the factor is rounded to a power of two")
     advance: Advance = option("leftover", "where the next direction starts: at the left-overs, or so that none repeats")
     stored_bits: int | None = option(None, "bits of a stored number, such as 12; null: fp32", least=4, most=24)
-    layout: Layout | None = bound()
 
     @property
     def size(self) -> int:
@@ -61,34 +55,26 @@ class PeZOPool(Perturbation):
         return starts(advance(self.advance, d, self.size), self.size)
 
     def second_moment(self, shape: torch.Size) -> float | None:
-        from zo_sweeps.engine.pezo import expected_norm
-
-        assert self.layout is not None, "bind the perturbation to the parameters first"
         m = self.size if self.length == "pool" else self.layout.d
-        return expected_norm(m) ** 2 / m if self.rounding == "none" else None
+        return pezo.expected_norm(m) ** 2 / m if self.rounding == "none" else None
 
-    def bind(self, layout: Layout) -> PeZOPool:
+    def bind(self, layout: Layout) -> Perturbation:
         if self.directions(layout.d) == 1:
             raise UserError(
                 f"2^{self.k} - 1 divides the number of parameters, {layout.d}: all directions would be the same",
                 where="perturbation pezo_pool",
                 fix="set perturbation.advance=coprime or choose another k",
             )
-        return replace(self, layout=layout)
+        return super().bind(layout)
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine.pezo import cyclic, energy, scaled
-
-        assert self.layout is not None, "bind the perturbation to the parameters first"
         d, N = self.layout.d, self.size
         start = self.layout.drawn_before(key) * advance(self.advance, d, N) % N
         stored = (key.seed, self.k, self.stored_bits)
-        sums = energy(*stored)
+        sums = pezo.energy(*stored)
         if self.length == "pool":
             m, squares = N, sums[N]
         else:
             m, squares = d, d // N * sums[N] + sums[start + d % N] - sums[start]
-        numbers = scaled(*stored, squares**0.5, m, self.rounding, torch.device(device))
-        return cyclic(numbers, (start + self.layout.offsets[name]) % N, shape.numel()).view(shape)
+        numbers = pezo.scaled(*stored, squares**0.5, m, self.rounding, torch.device(device))
+        return pezo.cyclic(numbers, (start + self.layout.offsets[name]) % N, shape.numel()).view(shape)

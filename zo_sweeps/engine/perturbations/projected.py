@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from zo_sweeps.engine.perturbations._factored import Bases, Factored, orthonormal, window
+from zo_sweeps.engine.later import Tensor, noise, torch
+from zo_sweeps.engine.perturbations._bases import Bases, Factored, orthonormal, window
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-Slip = Literal["none", "zo_muon", "zo_mopi"]
 
 
 @dataclass(frozen=True)
@@ -24,13 +19,10 @@ class Projected(Factored):
     with fewer than r rows has that many for r.
 
     Args:
-        rank: r.
-        interval: steps that share P (T).
         slip: what a released code does in the first step of a window. `zo_muon` (166a8f3): each query is evaluated
             along a P of its own, and the update uses the last one's for all. `zo_mopi` (2ba4f71): the update draws
             another u for query 0, and another z elsewhere, than its points had; that code also leaves the weights off
             by eps times the difference, at the points of the other queries and after the step, which is not done here.
-            `none`: the update moves along the directions that were evaluated.
 
     E[z z^T] = min(r, m) / m I over P and u, in matrices: eps and lr are those of the authors. Within a window the
     expected estimate is P P^T times the gradient. Cost: r n Gaussians and a thin product a direction; m r floats kept
@@ -39,7 +31,9 @@ class Projected(Factored):
 
     rank: int = option(64, "r, the columns of P", least=1)
     interval: int = option(100, "steps that share P", least=1)
-    slip: Slip = option("none", "what a release does when it draws P: none, zo_muon or zo_mopi")
+    slip: Literal["none", "zo_muon", "zo_mopi"] = option(
+        "none", "what a release does when it draws P: none, zo_muon or zo_mopi"
+    )
     _updates: bool = field(default=False, repr=False, kw_only=True, metadata={"option": False})
     _kept: Bases = field(default_factory=dict, repr=False, compare=False, kw_only=True, metadata={"option": False})
     _last: int = field(default=0, repr=False, kw_only=True, metadata={"option": False})
@@ -58,10 +52,6 @@ class Projected(Factored):
         return min(self.rank, shape[0]) / shape[0] if len(shape) == 2 else 1.0
 
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         held, r = window(key, self.interval)._replace(query=0), min(self.rank, shape[0])
         if self.slip == "zo_muon":  # the window goes on with the P that its first step drew last
             held = held._replace(query=key.query if held.step == key.step and not self._updates else self._last)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,21 +21,7 @@ class Rademacher(Perturbation):
     """
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
         return noise.signs(key, name, shape, device)
 
-    def combine(
-        self,
-        terms: Sequence[tuple[NoiseKey, float]],
-        name: str,
-        shape: torch.Size,
-        device: torch.device,
-        *,
-        base: Tensor | None = None,
-        out: Tensor | None = None,
-        start: int = 0,
-    ) -> Tensor:
-        from zo_sweeps.engine import noise
-
-        return noise.combine(terms, name, shape, device, base=base, out=out, start=start, of_signs=True)
+    def combine(self, terms: noise.Terms, name: str, shape: torch.Size, device: torch.device, **into: Any) -> Tensor:
+        return noise.combine(terms, name, shape, device, **into, of_signs=True)

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Params, Perturbation, Reads, State
 from zo_sweeps.methods.points import NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class SmallWeights(Perturbation):
     """z_j = g_j [|theta_j| <= h], g_j of N(0, 1), in a matrix; N(0, 1) in any other shape.
 
-    h is the ceil((1 - sparsity) numel)-th smallest |theta_j| of the matrix. The mask itself is of theta at the step.
-
-    Args:
-        sparsity: share of a matrix that does not move; 0: MeZO.
-        threshold: `initial`: h is of the weights before step 1, as in the paper; `current`: of those at each step.
+    h is the ceil((1 - sparsity) numel)-th smallest |theta_j| of the matrix: of the weights before step 1, as in the
+    paper, or of those at each step (`threshold`). The mask itself is of theta at the step. sparsity 0: MeZO.
 
     E[z z^T] is the mask; the estimate's mean is the gradient where it is 1. The mask is computed again wherever it is
-    needed, so it takes no memory, and a replay needs the weights of each step, which it has. Cost: MeZO's, and one
-    comparison per element and direction; the threshold is a selection over each matrix, once or at every step. Source:
-    Liu et al., Sparse MeZO: Less parameters for better performance in zeroth-order LLM fine-tuning, 2024.
+    needed: no memory, and a replay needs the weights of each step, which it has. Cost: MeZO's, and one comparison per
+    element and direction; the threshold is a selection over each matrix, once or at every step. Source: Liu et al.,
+    Sparse MeZO: Less parameters for better performance in zeroth-order LLM fine-tuning, 2024.
     """
 
     reads: ClassVar[Reads] = Reads.WEIGHTS
@@ -52,15 +46,11 @@ class SmallWeights(Perturbation):
         return {name: self._limit(param) for name, param in params.items() if param.dim() == 2}
 
     def _limit(self, param: Tensor) -> Tensor:
-        import torch
-
         flat = param.detach().flatten().abs().float()
         moving = max(1, math.ceil((1 - self.sparsity) * flat.numel()))
         return torch.kthvalue(flat, moving).values if moving < flat.numel() else torch.tensor(math.inf)
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
         z = noise.gaussian(key, name, shape, device)
         if len(shape) != 2:
             return z

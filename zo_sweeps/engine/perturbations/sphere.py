@@ -4,52 +4,34 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from zo_sweeps.methods.definition import bound
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.engine.later import Tensor, noise, torch
+from zo_sweeps.engine.perturbations._bases import Whole
 from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Sphere(Perturbation):
+class Sphere(Whole):
     """z = sqrt(d) g / ||g||_2, g ~ N(0, I_d): the Gaussian direction at its mean length.
 
-    E[z z^T] = I; E||ghat||^2 / ||grad f||^2 = d for one direction, since ||z||^2 = d. The norm is taken over all
-    parameters together: normalizing each parameter separately would be a different distribution.
-
-    Cost: twice the Gaussian's, the second time for the norm of each direction, which is cached (one number per
-    direction) until the next step. The norm is summed in fp64, so that the fp32 factor depends on neither order nor
-    threads.
-    Source: Liu et al., A primer on zeroth-order optimization in signal processing and machine learning, 2020.
+    E[z z^T] = I; E||ghat||^2 / ||grad f||^2 = d for one direction, since ||z||^2 = d. The norm is of all parameters
+    together, and summed in fp64, so that the fp32 factor depends on neither order nor threads. Cost: twice the
+    Gaussian's, the second time for the norm of each direction, which is cached until the next step. Source: Liu et al.,
+    A primer on zeroth-order optimization in signal processing and machine learning, 2020.
     """
 
-    layout: Layout | None = bound()
     _factors: dict[tuple[NoiseKey, torch.device], Tensor] = field(
         default_factory=dict, repr=False, compare=False, kw_only=True, metadata={"option": False}
     )
 
     def bind(self, layout: Layout) -> Sphere:
-        return replace(self, layout=layout, _factors={})
+        return replace(self, over=layout, _factors={})
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         return noise.gaussian(key, name, shape, device).mul_(self._factor(key, torch.device(device)))
 
     def _factor(self, key: NoiseKey, device: torch.device) -> Tensor:
         """Return sqrt(d) / ||g|| as a 0-d tensor on the device: no synchronization."""
-        import torch
-
-        from zo_sweeps.engine import noise
-
-        assert self.layout is not None, "bind the perturbation to the parameters first"
         if (key, device) not in self._factors:
             for old in [old for old in self._factors if old[0][:2] != key[:2]]:
                 del self._factors[old]

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from zo_sweeps.engine.perturbations._factored import Bases, Factored, orthonormal, window
+from zo_sweeps.engine.later import Tensor, noise, torch
+from zo_sweeps.engine.perturbations._bases import Bases, Factored, orthonormal, window
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.points import Layout, NoiseKey
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Subspace(Factored):
     """Z = sqrt(m n) / r U Y V^T with Y [r, r] of N(0, 1), for a matrix [m, n]; N(0, 1) for any other shape.
 
-    U [m, r] and V [n, r] have orthonormal columns, uniform over such matrices, drawn once for `interval` steps; Y is
-    drawn for each direction. A matrix with fewer than r rows or columns has that many for r.
-
-    Args:
-        rank: r.
-        interval: steps that share U and V (the paper's T_0). Each of the q queries has its own.
+    U [m, r] and V [n, r] have orthonormal columns, uniform over such matrices, drawn once for `interval` steps (T_0)
+    and query; Y is drawn for each direction. A matrix with fewer than r rows or columns has that many for r.
 
     E[z z^T] = I over U, V and Y, and E||Z||^2 = m n for any U and V. Within a window the expected estimate is the
     gradient times m n / r^2 U U^T . V V^T. Cost: r^2 Gaussians and two thin products a direction; (m + n) r floats kept
@@ -40,10 +32,6 @@ class Subspace(Factored):
         return replace(self, _kept={})
 
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
-        import torch
-
-        from zo_sweeps.engine import noise
-
         held, r = window(key, self.interval), min(self.rank, *shape)
         U, V = (
             orthonormal(self._kept, held, f"{name}/{side}", size, r, device)

@@ -12,11 +12,6 @@ from zo_sweeps.engine.precisions._encoded import FourBitPrecision
 class FP4(FourBitPrecision):
     """w = table[c] * s_block; the table holds floating-point numbers of 1 sign, 2 exponent and 1 mantissa bits.
 
-    Args:
-        block: consecutive values with one scale.
-        double_quantization: whether the scales are quantized too.
-        compute: format of activations, and of the weights that are not stored as codes.
-
     Source: bitsandbytes; QLoRA (Dettmers et al., 2023), table 2.
     """
 

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from zo_sweeps.engine.precisions._encoded import Encoded
+from zo_sweeps.engine.later import Tensor, scaled, weight_only
+from zo_sweeps.engine.precisions._encoded import BlockPrecision
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.points import Theta
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from zo_sweeps.engine.layers.weight_only import WeightCodes
-
 
 @dataclass(frozen=True)
-class INT4(Encoded):
+class INT4(BlockPrecision):
     """w = c * s_block / 7 with c an integer from -7 to 7 and s_block the block's largest |w|: 0.5 bytes per value.
 
     A scale takes 4 bytes. Codes are rounded to the nearest, without data (GPTQ, whose models QES trains, chooses them
     by their effect on activations, among 16 values; the grid is symmetric here and so has 15). While they are trained,
     codes take 1 byte each.
-
-    Args:
-        block: consecutive values of a row-major weight with one scale; the last block is filled up with zeros.
-        compute: format of activations, and of the weights that are not stored as codes.
 
     Source: symmetric round-to-nearest quantization by groups, as the baseline of GPTQ (Frantar et al., 2023).
     """
@@ -35,19 +27,8 @@ class INT4(Encoded):
 
     block: Literal[32, 64, 128, 256, 512, 1024] = option(128, "consecutive values of a row-major weight with one scale")
 
-    def scales(self, out: int, into: int) -> int:
-        return -(-out * into // self.block)
-
-    def code_bytes(self, out: int, into: int) -> int:
-        return self.scales(out, into) * self.block // 2 + self.scale_bytes(out, into)
-
-    def scale_bytes(self, out: int, into: int) -> int:
-        return 4 * self.scales(out, into)
-
     def unpacked_bytes(self, out: int, into: int) -> int:
         return out * into - self.scales(out, into) * self.block // 2
 
-    def encode(self, weight: Tensor) -> WeightCodes:
-        from zo_sweeps.engine.codes.scaled import FourBitIntegers
-
-        return FourBitIntegers(weight, self.dtype, self.block)
+    def encode(self, weight: Tensor) -> weight_only.WeightCodes:
+        return scaled.FourBitIntegers(weight, self.dtype, self.block)

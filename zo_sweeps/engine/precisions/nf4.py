@@ -12,11 +12,6 @@ from zo_sweeps.engine.precisions._encoded import FourBitPrecision
 class NF4(FourBitPrecision):
     """w = table[c] * s_block; the table holds quantiles of a normal distribution.
 
-    Args:
-        block: consecutive values with one scale.
-        double_quantization: whether the scales are quantized too.
-        compute: format of activations, and of the weights that are not stored as codes.
-
     Source: QLoRA (Dettmers et al., 2023), section 3.
     """
 

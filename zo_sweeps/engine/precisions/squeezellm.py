@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from zo_sweeps.engine.later import Tensor, lookup, masks, weight_only
 from zo_sweeps.engine.precisions._encoded import Encoded
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.space import share
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from zo_sweeps.engine.layers.weight_only import WeightCodes
-
 
 @dataclass(frozen=True)
 class SqueezeLLM(Encoded):
-    """w[r, j] = table[r, c[r, j]], c of 4 bits; a share of the entries is kept outside, in `compute`.
+    """w[r, j] = table[r, c[r, j]], c of 4 bits; a share of the entries is kept outside, in `compute`, as tables are.
 
     The table of a row minimizes sum_j s_j (w_j - table[c_j])^2 over its entries that are not kept; s, their
     sensitivity, is the mean of the squared gradients of single texts (the diagonal of the empirical Fisher). Kept are
     the most sensitive entries of each weight, as a mask of the same settings chooses them. Without sensitivities s = 1,
-    and the entries of largest magnitude are kept.
+    and the entries of largest magnitude are kept. The codes are computed from the plain weights once per machine, and
+    stored there; a package brings its own.
 
-    The codes are computed from the plain weights once per machine, and stored there; a package brings its own.
-
-    Args:
-        sensitivity: where s comes from.
-        text, samples, length: the texts, as those of a sensitive mask.
-        kept: share of each weight's entries that are kept.
-        compute: format of activations, of the weights that are not stored as codes, of tables and of kept entries.
-
-    Source: SqueezeLLM (Kim et al., 2023, arXiv:2306.07629), sections 4.1 and 4.2; Guo et al. (2024), Figure 4 and
-    eq. 13. SqueezeLLM keeps outliers by magnitude besides; its k-means is a heuristic of random starts.
+    Source: SqueezeLLM (Kim et al., 2023, arXiv:2306.07629), sections 4.1 and 4.2; Guo et al. (2024), Figure 4 and eq.
+    13. SqueezeLLM keeps outliers by magnitude besides; its k-means is a heuristic of random starts.
     """
 
     prepared: ClassVar[bool] = True
@@ -64,15 +53,10 @@ class SqueezeLLM(Encoded):
     def scales(self, out: int, into: int) -> int:
         return 0
 
-    def encode(self, weight: Tensor) -> WeightCodes:
-        return self._encoded(weight, weight.abs(), None)
+    def encode(self, weight: Tensor) -> weight_only.WeightCodes:
+        return self.encode_weighted(weight, None)
 
-    def encode_weighted(self, weight: Tensor, sensitivity: Tensor) -> WeightCodes:
-        return self._encoded(weight, sensitivity, sensitivity)
-
-    def _encoded(self, weight: Tensor, ranked: Tensor, sensitivity: Tensor | None) -> WeightCodes:
-        from zo_sweeps.engine import masks
-        from zo_sweeps.engine.codes.lookup import Lookup
-
+    def encode_weighted(self, weight: Tensor, sensitivity: Tensor | None) -> weight_only.WeightCodes:
+        ranked = weight.abs() if sensitivity is None else sensitivity
         kept = masks.top({"": ranked}, self.kept)[""] if self.kept else ranked.new_empty(0).long()
-        return Lookup(weight, self.dtype, kept.to(weight.device), sensitivity)
+        return lookup.Lookup(weight, self.dtype, kept.to(weight.device), sensitivity)

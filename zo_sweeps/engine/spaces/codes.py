@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import nn, weight_only
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
 from zo_sweeps.methods.space import Found, InstalledSpace, LayerSpace
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -23,9 +21,6 @@ class Codes(LayerSpace):
     are moved by the perturbation `quantized` and by sgd with stochastic rounding (QuZO) or error_feedback (QES). eps,
     lr and the estimate are in units of one code. They are trained in place of the stored codes, without a copy: the
     base model is loaded again after the trial.
-
-    Args:
-        targets: roles of the layers whose codes are trained.
 
     Memory: 1 byte per code, also for 4 bits, and one weight's codes at a point. Cost: a point decodes every target
     weight once. Source: QuZO (Zhou et al., 2025, arXiv:2502.12346), QES (Xu et al., 2026, arXiv:2602.03120).
@@ -44,6 +39,4 @@ class Codes(LayerSpace):
         return arch.layers * sum(precision.unpacked_bytes(*shape) for shape in shapes)
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.codes import TrainedCodes
-
-        return TrainedCodes(module, layers)
+        return weight_only.TrainedCodes(module, layers)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import nn
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.space import Found, FullModel, InstalledSpace, Space
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)

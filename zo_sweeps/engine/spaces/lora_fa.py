@@ -13,12 +13,6 @@ from zo_sweeps.methods.arch import Arch
 class LoRAFA(LoRA):
     """A ~ Kaiming-uniform (or Gaussian), frozen; B = 0, trained in fp32: d = r out per layer.
 
-    Args:
-        rank: r of the factors A [r, in] and B [out, r].
-        alpha: the low-rank term is multiplied by alpha / r.
-        targets: roles of the layers to adapt.
-        init: distribution of A at the start.
-
     Source: P-RGE, section 2 and appendix A.4.
     """
 

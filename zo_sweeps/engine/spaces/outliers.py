@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from zo_sweeps.engine.later import masks, nn, sparse
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.space import Found, InstalledSpace, SparseSpace, chosen
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,5 @@ class Outliers(SparseSpace):
         return chosen(arch, self.targets, self.density, self.scope)
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine import masks
-        from zo_sweeps.engine.layers.sparse import Sparse, weights
-
-        mask_of = masks.outliers(weights(module, layers), self.density, self.scope)
-        return Sparse(module, mask_of, apart=self.product == "addmm")
+        mask_of = masks.outliers(sparse.weights(module, layers), self.density, self.scope)
+        return sparse.Sparse(module, mask_of, apart=self.product == "addmm")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from zo_sweeps.engine.later import nn, prefix
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.space import AdapterFormat, Found, InstalledSpace, Space
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,6 @@ class PrefixTuning(Space):
         return arch.layers * 2 * self.length * arch.kv_heads * arch.head_width
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.prefix import Prefix
-
         model: Any = module  # of transformers, whose embeddings are their own method's
         embeddings = model.get_input_embeddings()
-        return Prefix(module, self.length, embeddings.weight.shape[0], seed)
+        return prefix.Prefix(module, self.length, embeddings.weight.shape[0], seed)

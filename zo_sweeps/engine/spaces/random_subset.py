@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.later import low_rank, masks, nn, sparse
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import Found, InstalledSpace, SparseSpace, chosen
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -31,14 +29,9 @@ class RandomSubset(SparseSpace):
         return chosen(arch, self.targets, self.density)
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine import masks
-        from zo_sweeps.engine.layers.sparse import Sparse, weights
-        from zo_sweeps.engine.layers.wrapped import INIT_STEP
-        from zo_sweeps.methods.points import NoiseKey
-
-        chosen_from, density = weights(module, layers), self.density
+        chosen_from, density = sparse.weights(module, layers), self.density
 
         def find(step: int) -> masks.Masks:
-            return masks.random(chosen_from, density, NoiseKey(seed, INIT_STEP, step))
+            return masks.random(chosen_from, density, NoiseKey(seed, low_rank.INIT_STEP, step))
 
-        return Sparse(module, find(0), self.refresh, find, apart=self.product == "addmm")
+        return sparse.Sparse(module, find(0), self.refresh, find, apart=self.product == "addmm")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import nn, weight_only
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import bound
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
 from zo_sweeps.methods.space import Found, InstalledSpace, LayerSpace
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -22,17 +20,13 @@ class Scales(LayerSpace):
 
     The codes come from the precision: a scale per row (int8) or per block of values (nf4, fp4). Scales that are
     quantized themselves are trained from their decoded values, and then take 4 bytes each. QZO keeps scales from
-    changing sign (`update.nonnegative`) and bounds the directional derivative (`estimator.clip`).
+    changing sign (`update.nonnegative`) and bounds the directional derivative (`estimator.clip`). A scale is the
+    largest |w| of its block or row. QZO's release trains the quantization step D of w = D c, and m D is our scale, m
+    the largest code (int4: 7, int8: 127): its eps, lr and C are m eps, m^2 lr and C / m here, for the same points and
+    updates. `method=qzo_released` has its numbers for int4.
 
-    A scale is the largest |w| of its block or row. QZO's release trains the quantization step D of w = D c, and m D is
-    our scale, m the largest code (int4: 7, int8: 127): its eps, lr and C are m eps, m^2 lr and C / m here, for the same
-    points and updates. `method=qzo_released` has its numbers for int4.
-
-    Args:
-        targets: roles of the layers whose scales are trained.
-
-    Cost: a point decodes every target weight once. Source: QZO (Shang et al., 2025, arXiv:2505.13430), sections 3.2
-    and 3.3, and the example of its released code.
+    Cost: a point decodes every target weight once. Source: QZO (Shang et al., 2025, arXiv:2505.13430), sections 3.2 and
+    3.3, and the example of its released code.
     """
 
     batched: ClassVar[bool] = False
@@ -50,6 +44,4 @@ class Scales(LayerSpace):
         return arch.layers * sum(self.precision.scales(*shape) for shape in shapes)
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.codes import TrainedScales
-
-        return TrainedScales(module, layers)
+        return weight_only.TrainedScales(module, layers)

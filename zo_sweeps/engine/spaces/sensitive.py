@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from zo_sweeps.engine.later import nn, sparse
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.space import Found, InstalledSpace, SparseSpace, chosen
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Sensitive(SparseSpace):
         return chosen(arch, self.targets, self.density, self.scope)
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.sparse import Sparse
-
         assert mask is not None, "compute the mask before installing the space"
-        return Sparse(module, mask.masks, self.refresh, mask.find, apart=self.product == "addmm", values=mask.values)
+        return sparse.Sparse(
+            module, mask.masks, self.refresh, mask.find, apart=self.product == "addmm", values=mask.values
+        )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from zo_sweeps.engine.later import low_rank, nn
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.space import AdapterFormat, Found, InstalledSpace, LayerSpace
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -20,8 +18,6 @@ class VeRA(LayerSpace):
 
     Args:
         rank: r of the frozen factors A [r, in] and B [out, r], of which each layer uses the leading part.
-        d_initial: initial value of the vector d [r].
-        targets: roles of the layers to adapt.
 
     Source: VeRA (Kopiczko et al., 2024), eq. 2; P-RGE Table 6.
     """
@@ -46,6 +42,4 @@ class VeRA(LayerSpace):
         return self.rank * (out + into)  # A and B
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
-        from zo_sweeps.engine.layers.low_rank import Vera
-
-        return Vera(module, list(layers), self.rank, self.d_initial, seed)
+        return low_rank.Vera(module, list(layers), self.rank, self.d_initial, seed)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from zo_sweeps.engine.later import Tensor, rounding, torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,6 @@ class Adam(RoundedUpdate):
         theta <- theta - lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * theta)
 
     Args:
-        weight_decay: decay of the parameters of two or more dimensions; it does not enter m or v.
         fused: for backpropagation, torch's kernel that moves all parameters at once, as transformers' Trainer runs
             AdamW from torch 2.8 on; else torch's own choice, a loop on a CPU and lists of tensors on a GPU. The two
             round differently.
@@ -57,34 +53,21 @@ class Adam(RoundedUpdate):
         return -lr * m / (sqrt(v) + self.eps)
 
     def init(self, params: Params) -> State:
-        from zo_sweeps.engine.rounding import zeros
-
-        return {"t": 0, "m": zeros(params), "v": zeros(params)}
+        return {"t": 0, "m": rounding.zeros(params), "v": rounding.zeros(params)}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        import torch
-
-        from zo_sweeps.engine.rounding import move_all
-
         t = state["t"] + 1
 
-        def direction(name: str, g: Tensor) -> Tensor:
+        def step(name: str, g: Tensor) -> Tensor:
             m = state["m"][name].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
             v = state["v"][name].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
             scale = (v / (1 - self.beta2**t)).sqrt_().add_(self.eps)
             return torch.div(m, scale, out=g).div_(1 - self.beta1**t)
 
-        move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
+        rounding.move_all(self, params, estimate, noise, lr, step)
         return {**state, "t": t}
 
     def optimizer(self, groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
         """Return AdamW, which equals Adam without weight decay."""
-        from torch.optim import AdamW
-
-        return AdamW(
-            [dict(group) for group in groups],
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            fused=self.fused or None,  # None: torch's choice
-        )
+        own, fused = [dict(group) for group in groups], self.fused or None  # None: torch's choice
+        return torch.optim.AdamW(own, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=fused)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from zo_sweeps.engine.later import torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.update import Update
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -20,13 +18,8 @@ class Adam8bit(Update):
     m = table[c] * s_block, with s_block the largest |m| of 256 values and c the nearest of a table's 256 entries: off
     by at most 0.0071 s_block (v: 0.0036), and five times less in each decade below s_block / 10. A step decodes both,
     computes in fp32, rounds the weights to the nearest number of their format, and encodes again. On a CPU the library
-    (0.50) looks entries up on a grid, up to 2^-16 s_block further off: runs there differ from a GPU's. Tensors of fewer
-    than 4,096 values keep fp32 states.
-
-    Args:
-        weight_decay: decay of the parameters of two or more dimensions; it does not enter m or v.
-        paged: whether CUDA may move states to the host's memory while the GPU's is short (a long batch). On a CPU it
-            changes nothing.
+    (0.50) is up to 2^-16 s_block further off: runs there differ from a GPU's. Tensors of fewer than 4,096 values keep
+    fp32 states. `paged` (a GPU's states move to the host for a long batch) changes nothing on a CPU.
 
     State: 2.03 bytes per trainable value (`adam`: 8). Source: Dettmers et al., 8-bit Optimizers via Block-wise
     Quantization, 2022; paged: QLoRA, 2023. Not for zeroth-order estimates: a run is to be replayed to the bit.

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, direction, rounding
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -22,16 +20,10 @@ class AdaMeZO(RoundedUpdate):
 
         m = sum_{k < h} beta1^k ghat_{t-k},  v = sum_{k < h} beta2^k ghat_{t-k}^2
 
-    The first h - 1 steps, before there are h estimates, are SGD's: theta - lr * ghat.
-
-    Args:
-        horizon: h; noise is drawn for each of its estimates.
-        boost: factor of the adaptive step, 100 in the released code.
-        weight_decay: decay of the parameters of two or more dimensions.
-
-    No factors 1 - beta and no bias correction, as released (4412153). State: the terms of h estimates, scalars: no
-    memory per parameter. Cost: h q noise passes. Source: AdaMeZO: Adam-style zeroth-order optimizer for LLM fine-tuning
-    without maintaining the moments, 2025.
+    The first h - 1 steps, before there are h estimates, are SGD's: theta - lr * ghat. No factors 1 - beta and no bias
+    correction, as released (4412153). State: the terms of h estimates, scalars: no memory per parameter. Cost: h q
+    noise passes. Source: AdaMeZO: Adam-style zeroth-order optimizer for LLM fine-tuning without maintaining the
+    moments, 2025.
     """
 
     numerics: ClassVar[int] = 2
@@ -57,20 +49,17 @@ class AdaMeZO(RoundedUpdate):
         return {"latest": ()}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        from zo_sweeps.engine.direction import ghat
-        from zo_sweeps.engine.rounding import add_square, move_all, root
-
         latest: tuple[Estimate, ...] = (estimate, *state["latest"])[: self.horizon]
 
-        def direction(name: str, m: Tensor) -> Tensor:
+        def step(name: str, m: Tensor) -> Tensor:
             if len(latest) < self.horizon:
                 return m
             v = m.square()
             for age, old in enumerate(latest[1:], start=1):
-                g = ghat(old, noise, name, params[name])
+                g = direction.ghat(old, noise, name, params[name])
                 m.add_(g, alpha=self.beta1**age)
-                add_square(v, g, self.beta2**age)
-            return m.div_(root(v).add_(self.eps)).mul_(self.boost)
+                rounding.add_square(v, g, self.beta2**age)
+            return m.div_(rounding.root(v).add_(self.eps)).mul_(self.boost)
 
-        move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
+        rounding.move_all(self, params, estimate, noise, lr, step)
         return {"latest": latest}

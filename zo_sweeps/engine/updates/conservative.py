@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from zo_sweeps.engine.later import rounding
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
@@ -21,8 +22,7 @@ class Conservative(RoundedUpdate):
 
     Cost: three more points per step (one more forward in the batched modes), q noise passes each, and q for the update.
     No state, and no weight decay: it would move theta to a point without a measured loss. Source: ZO-Bench (Zhang et
-    al., 2024), ZO-SGD-Cons, with the decision rule of its released code, which writes theta three times for the three
-    losses; here theta is written once.
+    al., 2024), ZO-SGD-Cons, with the decision rule of its released code.
     """
 
     evaluations: ClassVar[int] = 3
@@ -34,8 +34,6 @@ class Conservative(RoundedUpdate):
         return replace(estimate, terms=terms, coefs=tuple(decision * g for g in estimate.coefs))
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        from zo_sweeps.engine.rounding import move_all
-
         if any(weight for _, weight in estimate.terms):
-            move_all(self, params, estimate, noise, lr)
+            rounding.move_all(self, params, estimate, noise, lr)
         return state

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from zo_sweeps.engine.later import direction, torch, weight_only
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate, Theta
@@ -21,16 +22,12 @@ class ErrorFeedback(Update):
     c are integer codes, r the residual of each, from 0 on. Rounding is to the nearest, ties to even. A constant step x
     per code adds up to x / (1 - decay), and so moves a code only if |x| >= (1 - decay) / 2; with decay 1, any does.
 
-    Args:
-        decay: share of the residual that is kept.
-
-    State: {"residual": {name: fp16}}, 2 bytes per code, which the log rebuilds: a replay from the base codes repeats
-    every step, residual included. Cost: q noise passes; memory: one chunk in fp32.
-    Source: QES (Xu et al., 2026, arXiv:2602.03120), with the constants of its released code. That code keeps r (the
-    full-residual variant), or rebuilds it before each step from the last 50 with the masks of today's codes ("seed
-    replay"), which is not exact; a replay of the whole log is. It also begins r at random in [-1/2, 1/2], and divides
-    the differences of a step's losses by their standard deviation over the queries, so that its lr is the size of a
-    step; here ghat is the estimator's.
+    State: {"residual": {name: fp16}}, 2 bytes per code, which a replay rebuilds. Cost: q noise passes; memory: one
+    chunk in fp32. Source: QES (Xu et al., 2026, arXiv:2602.03120), with the constants of its released code. That code
+    keeps r (the full-residual variant), or rebuilds it before each step from the last 50 with the masks of today's
+    codes ("seed replay"), which is not exact. It also begins r at random in [-1/2, 1/2], and divides the differences of
+    a step's losses by their standard deviation over the queries, so that its lr is the size of a step; here ghat is the
+    estimator's.
     """
 
     state_copies: ClassVar[int] = 1
@@ -50,21 +47,14 @@ class ErrorFeedback(Update):
         return move
 
     def init(self, params: Params) -> State:
-        import torch
-
         return {"residual": {name: torch.zeros_like(param, dtype=torch.float16) for name, param in params.items()}}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        import torch
-
-        from zo_sweeps.engine.direction import ghat_parts
-        from zo_sweeps.engine.layers.weight_only import Integers
-
         with torch.no_grad():
             for name, param in params.items():
-                assert isinstance(param, Integers), f"{name} does not hold integer codes"
+                assert isinstance(param, weight_only.Integers), f"{name} does not hold integer codes"
                 residuals = state["residual"][name].view(-1)
-                for start, codes, ghat in ghat_parts(estimate, noise, name, param):
+                for start, codes, ghat in direction.ghat_parts(estimate, noise, name, param):
                     residual = residuals[start : start + len(codes)]
                     # Products and sums apart: fused, they would round otherwise at the end of a chunk.
                     step = ghat.mul_(-lr).add_(residual.float().mul_(self.decay))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, rounding, torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -22,14 +20,7 @@ class HELENE(RoundedUpdate):
 
         theta <- theta - lr * (m / (gamma max(h, floor) + eps) + weight_decay * theta)
 
-    h changes in steps 1, 1 + every, 1 + 2 every, ....
-
-    Args:
-        annealing: steps in which the weight of a new estimate falls from 1 towards beta1.
-        every: steps between changes of h.
-        gamma: factor of the Hessian.
-        floor: smallest value of h; the paper has one for each layer.
-        weight_decay: decay of the parameters of two or more dimensions.
+    h changes in steps 1, 1 + every, 1 + 2 every, .... The paper has a floor for each layer.
 
     ghat^2, with the true labels, is the Gauss-Newton-Bartlett diagonal but for its factor B (the batch), which gamma
     has. State: {"t": updates done, "m": {name: fp32}, "h": {name: fp32}}, 8 bytes per trainable value. Cost: q noise
@@ -60,23 +51,17 @@ class HELENE(RoundedUpdate):
         return self.beta1 + (1 - self.beta1) * exp(-t / self.annealing)
 
     def init(self, params: Params) -> State:
-        from zo_sweeps.engine.rounding import zeros
-
-        return {"t": 0, "m": zeros(params), "h": zeros(params)}
+        return {"t": 0, "m": rounding.zeros(params), "h": rounding.zeros(params)}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        import torch
-
-        from zo_sweeps.engine.rounding import add_square, move_all
-
         t = state["t"] + 1
 
-        def direction(name: str, ghat: Tensor) -> Tensor:
+        def step(name: str, ghat: Tensor) -> Tensor:
             m = state["m"][name].mul_(self.beta1).add_(ghat, alpha=self._weight(t))
             h: Tensor = state["h"][name]
             if state["t"] % self.every == 0:
-                add_square(h.mul_(self.beta2), ghat, 1 - self.beta2)
+                rounding.add_square(h.mul_(self.beta2), ghat, 1 - self.beta2)
             return torch.div(m, h.clamp(min=self.floor).mul_(self.gamma).add_(self.eps), out=ghat)
 
-        move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
+        rounding.move_all(self, params, estimate, noise, lr, step)
         return {**state, "t": t}

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, direction, rounding, torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
 from zo_sweeps.methods.points import Estimate
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -21,10 +19,6 @@ class LowRankMomentum(RoundedUpdate):
 
     When V is drawn anew, N is first expressed in the new basis: N <- N V^T V' / n. In other shapes than matrices,
     theta <- theta - lr * ghat. For perturbation low_rank and one direction a step: queries have a V each.
-
-    Args:
-        momentum: mu, with dampening 1 - mu.
-        weight_decay: decay of the parameters of two or more dimensions.
 
     State: N [m, r] of each matrix, made at its first step, and the last V's address. Cost: one noise pass, and the V of
     the step before. Source: Chen et al., LOZO, Algorithm 2 (LOZO-M), 2024.
@@ -42,16 +36,12 @@ class LowRankMomentum(RoundedUpdate):
         return {"N": {}, "key": None}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        import torch
-
-        from zo_sweeps.engine.direction import ghat
-        from zo_sweeps.engine.rounding import move, rounding_key
-
-        random, kept, last = rounding_key(self, estimate), {}, state["key"]
+        random, kept, last = rounding.rounding_key(self, estimate), {}, state["key"]
         with torch.no_grad():
             for name, param in params.items():
                 if param.dim() != 2 or not isinstance(noise, FactoredPerturbation):
-                    move(param, ghat(estimate, noise, name, param), lr, self.weight_decay, random, name)
+                    ghat = direction.ghat(estimate, noise, name, param)
+                    rounding.move(param, ghat, lr, self.weight_decay, random, name)
                     continue
                 ((key, weight),) = estimate.terms
                 U, V = noise.factors(key, name, param.shape, param.device)
@@ -61,5 +51,5 @@ class LowRankMomentum(RoundedUpdate):
                     if not torch.equal(before, V):
                         N = N @ (before.T @ V).div_(len(V))
                 kept[name] = N.mul_(self.momentum).add_(U, alpha=(1 - self.momentum) * weight)
-                move(param, kept[name] @ V.T, lr, self.weight_decay, random, name)
+                rounding.move(param, kept[name] @ V.T, lr, self.weight_decay, random, name)
             return {"N": kept, "key": estimate.terms[0][0]}

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan, sqrt
-from typing import TYPE_CHECKING
 
+from zo_sweeps.engine.later import Tensor, rounding
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -23,16 +20,9 @@ class MEAZO(RoundedUpdate):
         v <- beta v + (1 - beta) g^2
         theta <- theta - lr * (ghat / (sqrt(v / (1 - beta^t)) + eps) + weight_decay * theta)
 
-    g is the mean of the step's coefficients, a scalar: so is v, for all parameters together.
-
-    Args:
-        beta: decay of v.
-        eps: added to the root.
-        weight_decay: decay of the parameters of two or more dimensions.
-
-    As eps goes to 0, the run does not change if f is multiplied by a number: lr needs no search over the scale of the
-    loss. State: {"t": updates done, "v": float}. Cost: q noise passes. Source: MEAZO: Memory-efficient adaptive
-    zeroth-order optimization, 2025; beta and eps are ours.
+    g is the mean of the step's coefficients, a scalar: so is v, for all parameters together. As eps goes to 0, the run
+    does not change if f is multiplied by a number. State: {"t": updates done, "v": float}. Cost: q noise passes.
+    Source: MEAZO: Memory-efficient adaptive zeroth-order optimization, 2025; beta and eps are ours.
     """
 
     beta: float = option(0.99, "decay of the mean square of the coefficients", least=0, most=1)
@@ -50,10 +40,8 @@ class MEAZO(RoundedUpdate):
         return {"t": 0, "v": 0.0}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        from zo_sweeps.engine.rounding import move_all
-
         present = [g for g in estimate.coefs if not isnan(g)]
         t, v = state["t"] + 1, self.beta * state["v"] + (1 - self.beta) * (sum(present) / len(present)) ** 2
         scale = 1 / (sqrt(v / (1 - self.beta**t)) + self.eps)
-        move_all(self, params, estimate, noise, lr, lambda name, ghat: ghat.mul_(scale), self.weight_decay)
+        rounding.move_all(self, params, estimate, noise, lr, lambda name, ghat: ghat.mul_(scale))
         return {"t": t, "v": v}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zo_sweeps.engine.later import torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
@@ -25,8 +26,6 @@ class MezoCompat(Update):
     weight_decay: float = option(0.0, "by MeZO's rule, on names without bias and layer_norm", least=0)
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        import torch
-
         with torch.no_grad():
             for key, weight in estimate.terms:
                 for name, param in params.items():

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, direction, rounding
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -20,9 +18,7 @@ class Momentum(RoundedUpdate):
     """m <- momentum * m + ghat;  theta <- theta - lr * (m + weight_decay * theta).
 
     Args:
-        momentum: mu of heavy-ball momentum, without dampening: under a constant ghat, theta moves by
-            lr / (1 - mu) * ghat per step.
-        weight_decay: decay of the parameters of two or more dimensions; it does not enter m.
+        momentum: without dampening: under a constant ghat, theta moves by lr / (1 - mu) * ghat per step.
         per_query: whether m takes in the queries one by one and theta moves by m after each, q times per step, as in
             LOREN's released code (b80a32b): the first queries count more than the last. Parameters of one dimension
             then have no momentum.
@@ -43,15 +39,10 @@ class Momentum(RoundedUpdate):
         return -lr * sum(self.momentum**age * g for age, g in enumerate(reversed(ghats)))
 
     def init(self, params: Params) -> State:
-        from zo_sweeps.engine.rounding import zeros
-
-        return {"m": zeros(params)}
+        return {"m": rounding.zeros(params)}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        from zo_sweeps.engine.direction import ghat
-        from zo_sweeps.engine.rounding import move_all
-
-        def direction(name: str, whole: Tensor) -> Tensor:
+        def step(name: str, whole: Tensor) -> Tensor:
             m: Tensor = state["m"][name]
             if not self.per_query:
                 return m.mul_(self.momentum).add_(whole)
@@ -59,9 +50,9 @@ class Momentum(RoundedUpdate):
                 return whole
             total = whole.zero_()
             for term in estimate.terms:
-                m.mul_(self.momentum).add_(ghat(replace(estimate, terms=(term,)), noise, name, params[name]))
+                m.mul_(self.momentum).add_(direction.ghat(replace(estimate, terms=(term,)), noise, name, params[name]))
                 total.add_(m)
             return total
 
-        move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
+        rounding.move_all(self, params, estimate, noise, lr, step)
         return state

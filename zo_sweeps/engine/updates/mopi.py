@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, noise, rounding, torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate, NoiseKey
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 START = NoiseKey(0, 0, 0)  # of the subspace iteration, at every step
 
@@ -21,15 +19,9 @@ START = NoiseKey(0, 0, 0)  # of the subspace iteration, at every step
 class MOPI(RoundedUpdate):
     """m <- momentum * m + ghat;  W <- W - lr * sum_{i <= k} u_i v_i^T in matrices, of the largest singular values of m.
 
-    In other shapes theta <- theta - lr * vector_scale * m. u_i and v_i come from `iterations` steps of subspace
-    iteration, from the same addressed noise at every step.
-
-    Args:
-        components: k; as many as the smaller side, if that is less.
-        iterations: of the subspace iteration.
-        momentum: mu; 0, as released.
-        vector_scale: rate of other shapes over lr; the released code has 1e-7 there and 1e-2 in matrices: 1e-5.
-        weight_decay: decay of the parameters of two or more dimensions.
+    In other shapes theta <- theta - lr * vector_scale * m (the released code has 1e-7 there and 1e-2 in matrices:
+    1e-5). u_i and v_i come from subspace iteration, from the same addressed noise at every step. k = `components`, or
+    the smaller side, if that is less.
 
     State: {"m": {name: fp32}}. Cost: q noise passes, and 4 m n k operations a matrix and iteration. Source: ZO-MOPI,
     2026, and its released code (2ba4f71), which makes one iteration per step, from the last step's v, and begins anew
@@ -51,26 +43,32 @@ class MOPI(RoundedUpdate):
         return -lr * self._direction(m)
 
     def _direction(self, m: Tensor) -> Tensor:
-        import torch
-
-        from zo_sweeps.engine import noise
-        from zo_sweeps.engine.updates._matrix import leading
-
         if m.dim() != 2:
             return m * self.vector_scale
         shape = torch.Size((m.shape[1], min(self.components, *m.shape)))
         return leading(m, noise.gaussian(START, "mopi", shape, m.device), self.iterations)
 
     def init(self, params: Params) -> State:
-        from zo_sweeps.engine.rounding import zeros
-
-        return {"m": zeros(params)}
+        return {"m": rounding.zeros(params)}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        from zo_sweeps.engine.rounding import move_all
-
-        def direction(name: str, ghat: Tensor) -> Tensor:
+        def step(name: str, ghat: Tensor) -> Tensor:
             return self._direction(state["m"][name].mul_(self.momentum).add_(ghat))
 
-        move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
+        rounding.move_all(self, params, estimate, noise, lr, step)
         return state
+
+
+def leading(M: Tensor, start: Tensor, iterations: int) -> Tensor:
+    """Return about the sum of u_i v_i^T over the k largest singular values of M [m, n], by subspace iteration.
+
+    V [n, k] becomes Q of M^T M V at each of the iterations, from `start`; then u_i = M v_i / ||M v_i||. A direction in
+    which M is 0 adds nothing. Cost: 4 m n k operations an iteration.
+    """
+    V: Tensor = torch.linalg.qr(start).Q
+    for _ in range(iterations):
+        V = torch.linalg.qr(M.T @ (M @ V)).Q
+    U: Tensor = M @ V
+    lengths = torch.linalg.vector_norm(U, dim=0)
+    inverse = torch.where(lengths > 1e-6 * lengths.max(), 1 / lengths.clamp(min=1e-30), 0.0)
+    return (U * inverse).matmul(V.T)

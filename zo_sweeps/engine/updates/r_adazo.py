@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from zo_sweeps.engine.later import Tensor, rounding, torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -22,15 +20,9 @@ class RAdaZO(RoundedUpdate):
 
         theta <- theta - lr * (m / sqrt(v + eps) + weight_decay * theta)
 
-    Args:
-        beta1, beta2: decays.
-        eps: added to v, within the root.
-        weight_decay: decay of the parameters of two or more dimensions.
-
-    The square is of the mean of estimates, whose variance is smaller than theirs. State: {"m": {name: fp32}, "v":
-    {name: fp32}}, 8 bytes per trainable value. Cost: q noise passes. Source: Shu et al., Refining adaptive zeroth-order
-    optimization at ease (R-AdaZO), 2025. The release (f7c9377) perturbs one tensor at a time, with 2 K forwards for
-    each of them; here as elsewhere all move together.
+    State: {"m": {name: fp32}, "v": {name: fp32}}, 8 bytes per trainable value. Cost: q noise passes. Source: Shu et
+    al., Refining adaptive zeroth-order optimization at ease (R-AdaZO), 2025. The release (f7c9377) perturbs one tensor
+    at a time, with 2 K forwards for each of them; here as elsewhere all move together.
     """
 
     numerics: ClassVar[int] = 2
@@ -50,19 +42,13 @@ class RAdaZO(RoundedUpdate):
         return -lr * m / sqrt(v + self.eps)
 
     def init(self, params: Params) -> State:
-        from zo_sweeps.engine.rounding import zeros
-
-        return {"m": zeros(params), "v": zeros(params)}
+        return {"m": rounding.zeros(params), "v": rounding.zeros(params)}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        import torch
-
-        from zo_sweeps.engine.rounding import add_square, move_all, root
-
-        def direction(name: str, ghat: Tensor) -> Tensor:
+        def step(name: str, ghat: Tensor) -> Tensor:
             m = state["m"][name].mul_(self.beta1).add_(ghat, alpha=1 - self.beta1)
-            v = add_square(state["v"][name].mul_(self.beta2), ghat.copy_(m), 1 - self.beta2)
-            return torch.div(m, root(v + self.eps), out=ghat)
+            v = rounding.add_square(state["v"][name].mul_(self.beta2), ghat.copy_(m), 1 - self.beta2)
+            return torch.div(m, rounding.root(v + self.eps), out=ghat)
 
-        move_all(self, params, estimate, noise, lr, direction, self.weight_decay)
+        rounding.move_all(self, params, estimate, noise, lr, step)
         return state

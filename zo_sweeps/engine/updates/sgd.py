@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from zo_sweeps.engine.later import direction, rounding, torch, weight_only
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import REALS, Estimate, Theta
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -22,10 +20,6 @@ class SGD(RoundedUpdate):
     With `nonnegative`, theta <- max(theta, 0) after that: QZO's update of quantization scales. Integer codes need
     stochastic rounding: theta <- clip(theta - Q(lr * (ghat + weight_decay * theta))), E[Q(x)] = x, to the codes' range:
     QuZO's update (arXiv:2502.12346), which rounds the step of each query, while here their sum is rounded, once.
-
-    Args:
-        weight_decay: decay of the parameters of two or more dimensions (matrices and embeddings; not biases and norms).
-        nonnegative: whether parameters below 0 are set to 0.
 
     Cost: q noise passes over the space; memory: one parameter in half precision, else none. With stochastic rounding,
     three copies of a parameter in fp32 (for integer codes, of one chunk) and one more noise pass. No state.
@@ -47,30 +41,23 @@ class SGD(RoundedUpdate):
         return REALS | {Theta.CODES} if self.rounds_randomly else REALS
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        import torch
-
-        from zo_sweeps.engine.direction import combine, ghat
-        from zo_sweeps.engine.layers.weight_only import Integers
-        from zo_sweeps.engine.rounding import move, move_integers, rounding_key
-
-        random = rounding_key(self, estimate)
+        random, terms = rounding.rounding_key(self, estimate), [(key, -lr * weight) for key, weight in estimate.terms]
         with torch.no_grad():
             for name, param in params.items():
-                if isinstance(param, Integers):
+                if isinstance(param, weight_only.Integers):
                     assert random is not None, "integer codes need stochastic rounding"
-                    move_integers(param, estimate, noise, lr, self.weight_decay, random, name)
+                    rounding.move_integers(param, estimate, noise, lr, self.weight_decay, random, name)
                 elif random is not None and param.dtype != torch.float32:
-                    move(param, ghat(estimate, noise, name, param), lr, self.weight_decay, random, name)
+                    ghat = direction.ghat(estimate, noise, name, param)
+                    rounding.move(param, ghat, lr, self.weight_decay, random, name)
                 else:
                     if self.weight_decay and param.dim() >= 2:
                         param.mul_(1 - lr * self.weight_decay)
-                    combine(noise, [(key, -lr * weight) for key, weight in estimate.terms], name, param, out=param)
+                    direction.combine(noise, terms, name, param, out=param)
                 if self.nonnegative:
                     param.clamp_(min=0)
             return state
 
     def optimizer(self, groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
         """Return plain SGD, without momentum."""
-        import torch
-
         return torch.optim.SGD([dict(group) for group in groups], lr=self.lr)

@@ -1,16 +1,28 @@
-"""What directions in factors share: their product, and orthonormal bases that last for a window of steps. No member."""
+"""Bases of members: directions over the whole vector; directions in factors, some of them orthonormal for a window."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
-from zo_sweeps.methods.perturbation import FactoredPerturbation
-from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.engine.later import Tensor, noise, torch
+from zo_sweeps.methods.definition import bound
+from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
+from zo_sweeps.methods.points import Layout, NoiseKey
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+
+@dataclass(frozen=True)
+class Whole(Perturbation):
+    """A distribution over the vector of all parameters, not of one parameter at a time."""
+
+    over: Layout | None = bound()
+
+    def bind(self, layout: Layout) -> Perturbation:
+        return replace(self, over=layout)
+
+    @property
+    def layout(self) -> Layout:
+        assert self.over is not None, "bind the perturbation to the parameters first"
+        return self.over
 
 
 @dataclass(frozen=True)
@@ -22,8 +34,6 @@ class Factored(FactoredPerturbation):
         return False
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        from zo_sweeps.engine import noise
-
         if len(shape) != 2:
             return noise.gaussian(key, f"{name}/slip" if self.slips(key) else name, shape, device)
         U, V = self.factors(key, name, shape, device)
@@ -44,10 +54,6 @@ def orthonormal(kept: Bases, key: NoiseKey, name: str, rows: int, rank: int, dev
     The Q of a Gaussian matrix's QR factors, with the signs that make R's diagonal positive. `kept` holds it until a
     matrix of another step or seed is asked for. Cost: 2 rows rank^2 operations, once.
     """
-    import torch
-
-    from zo_sweeps.engine import noise
-
     address = (key, name, torch.device(device))
     if address not in kept:
         for old in [old for old in kept if old[0][:2] != key[:2]]:
