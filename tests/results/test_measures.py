@@ -18,8 +18,7 @@ from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.results.sweep_figures import figures
 from zo_sweeps.results.tables import tables
 from zo_sweeps.schedule.ledger import Standing, read_standing
-from zo_sweeps.tables.csv import to_csv
-from zo_sweeps.tables.plain_text import to_text
+from zo_sweeps.tables.renderings import to_csv, to_text
 from zo_sweeps.tables.text_cells import selected_grid
 
 pytestmark = pytest.mark.unit

@@ -604,13 +604,12 @@ def test_a_row_of_others_says_under_which_conditions_and_leaves_the_table_as_it_
     both = imported.below(own, build(replace(layout, caveats=("run on another model",)), records), "Jane (SHA256:x)")
     assert {key: both.cells[key] for key in own.cells} == dict(own.cells)
     assert (both.rows[: len(own.rows)], both.footnotes[: len(own.footnotes)]) == (own.rows, own.footnotes)
-    (mark,) = {both.row_marks[key][-1] for key, _ in both.rows[len(own.rows) :]}
-    assert both.footnotes[mark].startswith("imported: the results of Jane (SHA256:x), as the archive has them;")
-    assert both.footnotes[mark].endswith("other conditions than above: run on another model")
+    (note,) = {both.row_notes[key][-1] for key, _ in both.rows[len(own.rows) :]}
+    assert note in both.footnotes
+    assert note.startswith("imported: the results of Jane (SHA256:x), as the archive has them;")
+    assert note.endswith("other conditions than above: run on another model")
     theirs = both.cells["Jane (SHA256:x)/full", "sst2"]
-    assert [both.footnotes[mark] for mark in theirs.marks] == [
-        own.footnotes[m] for m in own.cells["full", "sst2"].marks
-    ]
+    assert theirs.notes == own.cells["full", "sst2"].notes
     assert to_text(both)
     other = build(replace(layout, measure=replace(layout.measure, unit="points")), records)
     refused = imported.below(own, other, "Jane (SHA256:x)")

@@ -10,8 +10,8 @@ from statistics import stdev
 import pytest
 
 from zo_sweeps.tables import build
-from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.published import load
+from zo_sweeps.tables.renderings import to_csv
 from zo_sweeps.tables.stats import by_example, dense_ranks, differences, interval, mcnemar, mean_ranks
 from zo_sweeps.tables.text_cells import notes, value_text
 
@@ -139,8 +139,7 @@ def test_ranks_need_every_column_and_say_among_how_many_rows_they_are() -> None:
     layout = spec(rows=rows, columns=COLUMNS, rank=True)
     table = build(layout, [*records, record({}, block="c", test=0.99)])
     assert [table.cells[block, "rank"].mean for block, _ in rows] == [1.0, 2.0, None]
-    marks = table.cells["a", "rank"].marks
-    assert [table.footnotes[m] for m in marks] == ["ranks are among the 2 rows with a value in every column"]
+    assert table.cells["a", "rank"].notes == ("ranks are among the 2 rows with a value in every column",)
     lower = build(replace(layout, measure=replace(layout.measure, better="lower")), records)
     assert [lower.cells[block, "rank"].mean for block in "ab"] == [2.0, 1.0]
 

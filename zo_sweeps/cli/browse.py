@@ -28,8 +28,8 @@ from zo_sweeps.results.site import write_site
 from zo_sweeps.schedule.ledger import has_run, read_standing
 from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import page
-from zo_sweeps.tables.plain_text import published_to_text
 from zo_sweeps.tables.published import load
+from zo_sweeps.tables.renderings import published_to_text
 from zo_sweeps.tables.text_cells import plain
 
 PIPE = 120  # columns of a table in a file or a pipe

@@ -12,6 +12,7 @@ import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,6 +31,7 @@ from zo_sweeps.tables import Table
 from zo_sweeps.tables.cells import CellState, TableCell, place_flags
 
 FOLDER, ABOUT = "imported", "archive.json"
+NOT_THERE = TableCell(CellState.NOT_PLANNED)
 
 
 @dataclass(frozen=True)
@@ -127,25 +129,24 @@ def appended(table: Table, theirs: Table, key: str, name: str, note: str) -> Tab
 
     `key` tells the rows apart from others, `name` stands after each row's label, `note` is a footnote on each.
     """
-    footnotes = list(table.footnotes)
-
-    def numbers(notes: Sequence[str]) -> tuple[int, ...]:
-        footnotes.extend(note for note in dict.fromkeys(notes) if note not in footnotes)
-        return tuple(map(footnotes.index, notes))
-
-    rows, cells, row_marks = list(table.rows), dict(table.cells), dict(table.row_marks)
+    rows, cells, row_notes = list(table.rows), dict(table.cells), dict(table.row_notes)
+    footnotes = dict.fromkeys(table.footnotes)
     for block, label in theirs.rows:
         row = f"{key}/{block}"
         rows.append((row, f"{label}, {name}"))
-        row_marks[row] = numbers([*(theirs.footnotes[mark] for mark in theirs.row_marks[block]), note])
-        for column, _ in table.columns:
-            cell = theirs.cells.get((block, column), TableCell(CellState.NOT_PLANNED))
-            cells[row, column] = replace(cell, marks=numbers([theirs.footnotes[mark] for mark in cell.marks]))
+        row_notes[row] = (*theirs.row_notes[block], note)
+        own = {(row, column): theirs.cells.get((block, column), NOT_THERE) for column, _ in table.columns}
+        cells |= own
+        footnotes |= dict.fromkeys(chain(row_notes[row], *(cell.notes for cell in own.values())))
+
+    def added(notes: Sequence[str], note: str) -> tuple[str, ...]:
+        footnotes.setdefault(note)
+        return tuple(sorted({*notes, note}, key=list(footnotes).index))
+
     for flag in place_flags([row for row, _ in rows], cells, table.spec.may_differ):
         for row in flag.rows:
             if not flag.columns:
-                row_marks[row] = tuple(sorted({*row_marks[row], *numbers([flag.note])}))
+                row_notes[row] = added(row_notes[row], flag.note)
             for column in flag.columns:
-                cell = cells[row, column]
-                cells[row, column] = replace(cell, marks=tuple(sorted({*cell.marks, *numbers([flag.note])})))
-    return replace(table, rows=tuple(rows), cells=cells, row_marks=row_marks, footnotes=tuple(footnotes))
+                cells[row, column] = replace(cells[row, column], notes=added(cells[row, column].notes, flag.note))
+    return replace(table, rows=tuple(rows), cells=cells, row_notes=row_notes, footnotes=tuple(footnotes))

@@ -143,7 +143,7 @@ def with_earlier(tables: Sequence[Table], plan: Plan, composer: Composer, standi
 
 def _unpublished(table: Table) -> Table:
     """Return a table with the rows alone that have a measurement, without published numbers."""
-    cells = {at: replace(cell, published=None, published_std=None, difference=None) for at, cell in table.cells.items()}
+    cells = {at: replace(cell, published=None, published_std=None) for at, cell in table.cells.items()}
     without = (CellState.NOT_PLANNED, CellState.UNMEASURED)
     measured = {block for (block, _), cell in cells.items() if cell.planned and cell.state not in without}
     return replace(table, rows=tuple(row for row in table.rows if row[0] in measured), cells=cells)

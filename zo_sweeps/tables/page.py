@@ -98,28 +98,10 @@ def _capital(text: str) -> str:
 def _numbered(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
     """Return the tables with one list of footnotes, without those that every value of them has, and these notes."""
     every = dict.fromkeys(note for table in tables for note in table.footnotes)
-    valued = [
-        {table.footnotes[mark] for mark in cell.marks}
-        for table in tables
-        for cell in table.cells.values()
-        if cell.mean is not None
-    ]
+    valued = [{*cell.notes} for table in tables for cell in table.cells.values() if cell.mean is not None]
     common = set.intersection(*valued) if len(valued) > 1 else set[str]()
-    kept = [note for note in every if note not in common]
-
-    def numbered(table: Table) -> Table:
-        def moved(marks: Iterable[int]) -> tuple[int, ...]:
-            return tuple(kept.index(note) for mark in marks if (note := table.footnotes[mark]) not in common)
-
-        return replace(
-            table,
-            cells={key: replace(cell, marks=moved(cell.marks)) for key, cell in table.cells.items()},
-            row_marks={key: moved(marks) for key, marks in table.row_marks.items()},
-            column_marks={key: moved(marks) for key, marks in table.column_marks.items()},
-            footnotes=tuple(kept),
-        )
-
-    return [numbered(table) for table in tables], [note for note in every if note in common]
+    kept = tuple(note for note in every if note not in common)
+    return [replace(table, footnotes=kept) for table in tables], [note for note in every if note in common]
 
 
 def _selected(grids: Iterable[tuple[str, Grid | None]]) -> list[tuple[str, Grid]]:

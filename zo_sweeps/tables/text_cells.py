@@ -117,12 +117,17 @@ def below_texts(cell: TableCell, table: Table, column: str = "") -> tuple[str, .
 
 
 def main_grid(table: Table) -> Grid:
-    header = (Text(""), *(Text(label, letters(table.column_marks[key])) for key, label in table.columns))
+    numbers = {note: number for number, note in enumerate(table.footnotes)}
+
+    def marks(notes: Iterable[str]) -> tuple[str, ...]:
+        return letters(numbers[note] for note in notes if note in numbers)
+
+    header = (Text(""), *(Text(label, marks(table.column_notes[key])) for key, label in table.columns))
     rows = []
     for block, label in table.rows:
         cells = ((key, table.cells[block, key]) for key, _ in table.columns)
-        texts = (Text(value_text(c, table, key), letters(c.marks), below_texts(c, table, key)) for key, c in cells)
-        rows.append((Text(label, letters(table.row_marks[block])), *texts))
+        texts = (Text(value_text(c, table, key), marks(c.notes), below_texts(c, table, key)) for key, c in cells)
+        rows.append((Text(label, marks(table.row_notes[block])), *texts))
     return Grid(header, tuple(rows))
 
 
