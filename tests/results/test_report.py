@@ -32,9 +32,9 @@ from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
 from zo_sweeps.results import report
 from zo_sweeps.results import sweep_figures as charts
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.chart_data import curve_data
-from zo_sweeps.results.compare import compare, differences, spark
+from zo_sweeps.results.compare import SettingDifference, compare, differences, spark
 from zo_sweeps.results.facts import status_facts
+from zo_sweeps.results.report import curve_data
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.tables import to_text
 from zo_sweeps.tables.text_cells import notes, value_text
@@ -261,7 +261,7 @@ def test_two_trials_are_compared_by_what_differs(folder: Path, swept: tuple[Comp
 
 def test_configurations_differ_in_leaves_and_in_what_only_one_has() -> None:
     found = differences({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 1, "c": 3}, "d": [1], "e": None})
-    assert found == [("a.c", 2, 3), ("e", "–", None)]
+    assert found == [SettingDifference("a.c", 2, 3), SettingDifference("e", "–", None)]
 
 
 def test_a_drawn_curve_spans_its_scale_and_marks_what_is_not_a_number() -> None:

@@ -12,7 +12,7 @@ import pytest
 from zo_sweeps.tables import build
 from zo_sweeps.tables.published import load
 from zo_sweeps.tables.renderings import to_csv
-from zo_sweeps.tables.stats import by_example, dense_ranks, differences, interval, mcnemar, mean_ranks
+from zo_sweeps.tables.stats import by_example, differences, interval, mcnemar, mean_ranks
 from zo_sweeps.tables.text_cells import notes, value_text
 
 from .examples import LR, record, spec
@@ -94,8 +94,8 @@ def test_rows_without_a_common_pair_are_left_out_and_one_pair_has_no_interval() 
 
 
 def test_equal_values_share_a_rank_and_none_is_left_out_after_them() -> None:
-    assert dense_ranks({"a": 3.0, "b": 5.0, "c": 5.0, "d": 1.0}, "higher") == {"b": 1, "c": 1, "a": 2, "d": 3}
-    assert dense_ranks({"a": 3.0, "b": 5.0, "c": 3.0}, "lower") == {"a": 1, "c": 1, "b": 2}
+    assert mean_ranks([{"a": 3.0, "b": 5.0, "c": 5.0, "d": 1.0}]) == {"b": 1, "c": 1, "a": 2, "d": 3}
+    assert mean_ranks([{"a": -3.0, "b": -5.0, "c": -3.0}]) == {"a": 1, "c": 1, "b": 2}
 
 
 # Where the printed column is not the dense rank of the printed accuracies, as conf/paper flags.
@@ -110,7 +110,7 @@ DIFFERENT = {
 def test_the_ranks_are_those_that_the_paper_prints(reference: str) -> None:
     table = load(reference)
     tasks = [name for name in table.columns if name not in ("Acc", "Rank")]
-    ranks = mean_ranks([{row: table.rows[row][task] for row in table.rows} for task in tasks], "higher")
+    ranks = mean_ranks([{row: table.rows[row][task] for row in table.rows} for task in tasks])
     for row, mean in ranks.items():
         assert round(mean, 2) == DIFFERENT[reference].get(row, table.rows[row]["Rank"]), row
     for row in DIFFERENT[reference]:

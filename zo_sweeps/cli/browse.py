@@ -21,7 +21,7 @@ from zo_sweeps.results import sweep_figures
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import Comparison, flat, spark
 from zo_sweeps.results.compare import compare as compared
-from zo_sweeps.results.imported import with_imported
+from zo_sweeps.results.exchange import with_imported
 from zo_sweeps.results.papers import ItemFacts, paper_facts
 from zo_sweeps.results.past_trials import with_earlier
 from zo_sweeps.results.site import write_site

@@ -208,12 +208,9 @@ def _to_go(guess: TimePredictions, left: Sequence[Trial], slots: int | None) -> 
 
 def _sum(values: Iterable[float | None]) -> float | None:
     """Return the sum of numbers; None if one is not known."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
+    every = list(values)
+    known = [value for value in every if value is not None]
+    return sum(known, 0.0) if len(known) == len(every) else None
 
 
 def spent(plan: Plan, standing: Standing) -> spending.Spent:

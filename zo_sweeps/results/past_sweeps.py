@@ -12,7 +12,7 @@ from zo_sweeps.plan import stored
 from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.record.commands import Command, latest, recall, unreadable
-from zo_sweeps.results.imported import FOLDER
+from zo_sweeps.results.exchange import FOLDER
 from zo_sweeps.results.past_trials import lines
 from zo_sweeps.schedule.ledger import must_have_run, read_standing
 

@@ -26,7 +26,7 @@ from zo_sweeps.record.journal import JournalStore, first_event
 from zo_sweeps.record.sweep_book import BookContents, book
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import TrialRecord, flat, recorded
-from zo_sweeps.results.imported import appended
+from zo_sweeps.results.exchange import appended
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.cells import CellState
@@ -216,9 +216,7 @@ def _like(trial: Trial, today: Mapping[str, tuple[Trial, Mapping[str, Any]]]) ->
 def _used(trial: Trial) -> dict[str, Any]:
     """Return the settings that a trial's kind uses, by their dotted names; all of them, if it cannot be read here."""
     config, whole = trial.config, flat(trial.config.to_json())
-    if not isinstance(config, TrialConfig):
-        return whole
-    return {name: value for name, value in whole.items() if config.uses(name)}
+    return {name: it for name, it in whole.items() if not isinstance(config, TrialConfig) or config.uses(name)}
 
 
 def _made_by(folder: Path, trial_id: str) -> str:

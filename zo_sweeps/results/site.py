@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,25 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import new_folder, replace_text
 from zo_sweeps.core.host import VERSION
+from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.commands import Launched, in_folder, launched
+from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.chart_data import chart_library, quantiles, rows_data
+from zo_sweeps.results.compare import of_cell
 from zo_sweeps.results.findings import findings
 from zo_sweeps.results.past_sweeps import ReadablePlan, of_sweep
 from zo_sweeps.results.past_trials import of_grids
 from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
+from zo_sweeps.tables import Table
 from zo_sweeps.tables.html import STYLE, document
 from zo_sweeps.tables.page import readable
+from zo_sweeps.tables.stats import CONFIDENCE
+from zo_sweeps.tables.text_cells import value_text
 
 MARK = ".zo-sweeps-site.json"  # lists the site's files: a folder with it may be written again
 INDEX, COMPARE, ASSETS, REPORTS = "index.html", "compare.html", "assets", "reports"
+DEGREES = 60  # of freedom, up to which Student's quantile is listed; the last one stands for more
 UNSAFE = r"[^A-Za-z0-9_-]"  # in the name of a file and in an address
 
 
@@ -92,7 +98,7 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
 
     Finished trials of no readable sweep have a line too.
     """
-    script, style = chart_library()
+    script, style = report.chart_library()
     files = {
         f"{ASSETS}/style.css": f"{STYLE.read_text(encoding='utf-8').strip()}\n{style}\n",
         f"{ASSETS}/uplot.js": script + "\n",
@@ -176,3 +182,46 @@ def _sweep(
     rows = [{"id": f"{name}-{row['block']}", **row} for row in rows_data(plan, own, state_dir)]
     data = {key: card[key] for key in ("href", "title", "grid", "date", "caveats")}
     return card, page, {**data, "rows": rows}
+
+
+def quantiles() -> list[float]:
+    """Return Student's two-sided quantile at CONFIDENCE for 1, 2, …, DEGREES degrees of freedom."""
+    from scipy.special import stdtrit
+
+    return [round(float(stdtrit(k, (1 + CONFIDENCE) / 2)), 4) for k in range(1, DEGREES + 1)]
+
+
+def rows_data(plan: Plan, tables: Sequence[Table], state_dir: Path) -> list[dict[str, Any]]:
+    """Return the rows of a sweep, each with its cells that have a value: by measure, column and seed.
+
+    Cells of test scores have their runs' predictions, a bit per example, by the digest of the test rows. Rows without
+    any value are left out. Cost: reads the journals of the runs behind the tables of scores.
+    """
+    journals = JournalStore(state_dir)
+    rows = []
+    for block in plan.grid.blocks:
+        cells: dict[tuple[str, str], dict[str, Any]] = {}
+        for table in tables:
+            for key, label in table.spec.columns if block in dict(table.rows) else ():
+                cell, measure = table.cells[block, key], table.spec.of(key)
+                place = "".join(one.text() for one in cell.places)  # costs of different places are not compared
+                where = (f"{measure.metric}-{measure.minus}-{measure.ratio} {measure.unit} {place}".rstrip(), label)
+                if cell.mean is None or not cell.values or where in cells:
+                    continue
+                cells[where] = {
+                    "key": " ".join(where),
+                    "measure": measure.name or table.spec.layout.replace("_", " "),
+                    "column": label,
+                    "unit": measure.unit,
+                    "digits": measure.digits,
+                    "text": value_text(cell, table, key),
+                    "seeds": {str(seed): value for seed, value in cell.values.items()},
+                    "trials": list(cell.trial_ids),
+                    "right": [
+                        {"rows": made.rows, "right": "".join("01"[right] for right in made.right)}
+                        for made in (of_cell(cell, journals) if measure.metric.startswith("test/") else ())
+                    ],
+                }
+        if cells:
+            rows.append({"block": block, "label": plan.grid.label(block), "cells": list(cells.values())})
+    return rows

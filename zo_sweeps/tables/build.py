@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import fmean, stdev
 
 from zo_sweeps.core.caveats import remarks
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, require_known
 from zo_sweeps.core.place import apart
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.tables.cells import CellState, Extent, Table, TableCell, place_flags, places_of, together
@@ -95,14 +95,11 @@ def _check(spec: TableSpec, published: Published) -> None:
     where = f"table {spec.name!r}"
     if not published.numeric:
         raise UserError(f"{published.reference} is a table of {published.kind}, not of numbers", where=where)
+    require_known(f"row of {published.reference}", spec.published_rows.values(), published.rows, where=where)
     for name in spec.published_rows.values():
-        if name not in published.rows:
-            raise unknown(f"row of {published.reference}", name, published.rows, where=where)
         if (unit := published.unit_of(name)) != spec.measure.unit:
             raise UserError(f"{published.reference} is in {unit}, the table in {spec.measure.unit}", where=where)
-    for name in spec.published_columns.values():
-        if name not in published.columns:
-            raise unknown(f"column of {published.reference}", name, published.columns, where=where)
+    require_known(f"column of {published.reference}", spec.published_columns.values(), published.columns, where=where)
 
 
 def _published(
@@ -374,7 +371,7 @@ def _ranks(
         measure = spec.of(key)
         sign = 1 if measure.better == "higher" else -1
         columns.append({b: sign * round(mean, measure.digits) for b, mean in means.items() if mean is not None})
-    ranks = mean_ranks(columns, "higher")
+    ranks = mean_ranks(columns)
     among = () if len(ranks) in (0, len(spec.rows)) else (RANK_AMONG.format(len(ranks)),)
     ranked = {}
     for block, _ in spec.rows:

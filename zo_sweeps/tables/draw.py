@@ -151,7 +151,10 @@ def inline_svg(figure: Figure, prefix: str) -> str:
 
     A page's policy may forbid inline styles, so that they become attributes. Nothing in it names an address.
     """
-    root = _without_namespaces(ET.fromstring(render(replace(figure, title=""), "svg")))
+    root = ET.fromstring(render(replace(figure, title=""), "svg"))
+    for element in root.iter():  # without namespaces
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
     for parent in root.iter():
         for child in [c for c in parent if c.tag in ("metadata", "style")]:
             parent.remove(child)
@@ -173,13 +176,6 @@ def inline_svg(figure: Figure, prefix: str) -> str:
     whole = {"role": "img", "aria-labelledby": f"{prefix}-title", "width": f"{float(width) * 4 / 3:.0f}"}
     root.attrib.update({**whole, "fill": "currentColor", "stroke-linejoin": "round", "stroke-linecap": "butt"})
     return ET.tostring(root, encoding="unicode").strip()
-
-
-def _without_namespaces(root: ET.Element) -> ET.Element:
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-    return root
 
 
 def _restyle(element: ET.Element) -> None:

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.core.caveats import remarks
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, require_known
 from zo_sweeps.core.events import SquaredGradients
 from zo_sweeps.core.place import apart
 from zo_sweeps.methods.definition import Definition
@@ -84,11 +84,10 @@ class FigureKind(Definition):
 
 def kind_of_grid(name: str, where: str) -> FigureKind:
     """Return the kind that a grid's figure names. Raises UserError for an unknown one, or one of a table's rows."""
-    kinds = {one: kind() for one, kind in members("figure_kind").items()}
-    offered = {one: kind for one, kind in kinds.items() if isinstance(kind, FigureKind) and not kind.of_table}
-    if name not in offered:
-        raise unknown("kind of figure", name, offered, where=where)
-    return offered[name]
+    kinds = members("figure_kind").items()
+    offered = {one: kind for one, kind in kinds if issubclass(kind, FigureKind) and not kind.of_table}
+    require_known("kind of figure", [name], offered, where=where)
+    return offered[name]()
 
 
 @dataclass(frozen=True)
@@ -137,14 +136,11 @@ class FigureSpec:
             fix = "use panels: column or x: column"
             raise UserError("the columns of the grid would be mixed", where=where, fix=fix)
         for point in self.published:
-            for key in point:
-                if key not in PUBLISHED_KEYS:
-                    raise unknown("key of a published point", key, PUBLISHED_KEYS, where=where)
+            require_known("key of a published point", point, PUBLISHED_KEYS, where=where)
             for key in ("series", "x", "y"):
                 if key not in point:
                     raise UserError(f"a published point without {key!r}", where=where)
-            if point["series"] not in dict(self.series):
-                raise unknown("series", point["series"], dict(self.series), where=where)
+            require_known("series", [point["series"]], dict(self.series), where=where)
 
     @property
     def ys(self) -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
@@ -119,17 +119,13 @@ def differences(table: Table) -> list[PairedDifference]:
     return results
 
 
-def dense_ranks(values: Mapping[str, float], better: str) -> dict[str, int]:
-    """Return key -> dense rank: 1 for the best; equal values share a rank, and the next rank follows without a gap."""
-    order = sorted(set(values.values()), reverse=better == "higher")
-    return {key: order.index(value) + 1 for key, value in values.items()}
+def mean_ranks(columns: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return key -> mean over the columns of its dense rank, among the keys with a value in every column.
 
-
-def mean_ranks(columns: Iterable[Mapping[str, float]], better: str) -> dict[str, float]:
-    """Return key -> mean over the columns of its dense rank, among the keys with a value in every column."""
-    values = list(columns)
-    if not values:
-        return {}
-    keys = [key for key in values[0] if all(key in column for column in values)]
-    ranks = [dense_ranks({key: column[key] for key in keys}, better) for column in values]
-    return {key: fmean(rank[key] for rank in ranks) for key in keys}
+    The largest value has rank 1; equal values share a rank, and the next rank follows without a gap.
+    """
+    keys = [key for key in columns[0] if all(key in column for column in columns)] if columns else []
+    orders = [sorted({column[key] for key in keys}, reverse=True) for column in columns]
+    return {
+        key: fmean(order.index(column[key]) + 1 for order, column in zip(orders, columns, strict=True)) for key in keys
+    }

@@ -65,6 +65,10 @@ def signed(number: float, digits: int) -> str:
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def plain(value: Any) -> str:
     """Return a hyper-parameter as papers print it: 1e-7, 0.0001, 4, both."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -184,7 +188,8 @@ def own_notes(table: Table) -> list[str]:
     spec, lines = table.spec, list(table.spec.caveats)
     lines.append(_spread(table))
     if any(cell.selected for cell in table.cells.values()):
-        lines.append(f"Settings are selected by the {_best(spec.rule.mode)} mean {spec.rule.metric} over seeds.")
+        best = "lowest" if spec.rule.mode == "min" else "highest"
+        lines.append(f"Settings are selected by the {best} mean {spec.rule.metric} over seeds.")
     lines.append(_guesses(table))
     if spec.rank:
         directions = {spec.of(key).better for key, _ in spec.columns}
@@ -194,7 +199,7 @@ def own_notes(table: Table) -> list[str]:
         lines.append(f"pub.: {table.published.label}, and our value minus it.")
         lines += _published_spread(table, table.published)
         lines += [f"There: {note}." for note in table.published.footnotes]
-    lines += [f"{flag.note[:1].upper()}{flag.note[1:]}." for flag in spec.flags if _of_all(flag, table)]
+    lines += [f"{capital(flag.note)}." for flag in spec.flags if _of_all(flag, table)]
     return [line for line in (*lines, *spec.footnotes) if line]
 
 
@@ -263,10 +268,6 @@ def _published_spread(table: Table, published: Published) -> list[str]:
 def _sizes(table: Table) -> set[int]:
     """Return the numbers of seeds of the cells with a spread."""
     return {cell.n for cell in table.cells.values() if cell.std is not None}
-
-
-def _best(mode: str) -> str:
-    return "lowest" if mode == "min" else "highest"
 
 
 def _number(value: float, measure: Measure, digits: int | None = None) -> str:
