@@ -42,8 +42,10 @@ from zo_sweeps.tables.records import AVERAGE, LARGEST, RANK
 from zo_sweeps.tasks.data import DRAWN
 
 SAME = 1e-9  # relative: of numbers that follow from others of the archive
-
 ENTRIES = 2**16  # names and values of a grid, which OmegaConf reads at 10,000 per second; the largest has 1,300 lines
+OF_OTHERS = (AVERAGE, LARGEST, RANK)  # columns computed from the others
+FOLDER, ABOUT = "imported", "archive.json"
+NOT_THERE = TableCell(CellState.NOT_PLANNED)
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,6 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
-OF_OTHERS = (AVERAGE, LARGEST, RANK)  # columns computed from the others
-
-
 def unbacked(plan: Plan, composer: Composer, standing: Standing, n: int) -> Iterator[str]:
     """Yield a line for each cell of the grid's tables that fewer than `n` finished seeds are behind.
 
@@ -280,10 +279,6 @@ def same_json(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, (int, float)) and not isinstance(other, bool):
         return math.isclose(one, other, rel_tol=SAME) or (one != one and other != other)
     return type(one) is type(other) and bool(one == other)
-
-
-FOLDER, ABOUT = "imported", "archive.json"
-NOT_THERE = TableCell(CellState.NOT_PLANNED)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from zo_sweeps.results.tables import places_of
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import CellState, Measure, Table, TableCell
 from zo_sweeps.tables.cells import together
-from zo_sweeps.tables.stats import CONFIDENCE, interval
+from zo_sweeps.tables.stats import CONFIDENCE, interval, paired
 from zo_sweeps.tables.text_cells import signed, value_text
 
 ENDED = (
@@ -105,10 +105,11 @@ def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Finding
     estimates = [block for block, kind in kinds.items() if kind.estimates]
     baselines = [block for block, kind in kinds.items() if kind.backpropagates]
     scored = next((table for table in tables if table.spec.measure.of_scores), None)
-    columns = [key for key, _ in scored.main_columns] if scored else []
-    ours = [choice for key in columns if scored and (choice := _choose(scored, key, estimates, standing))]
-    if scored is None or not ours:
-        lacking = [NO_ESTIMATE] if scored and best and any(block in dict(scored.rows) for block in estimates) else []
+    if scored is None:
+        return Findings(tuple(_plainly(best)), (), best)
+    ours = [choice for key, _ in scored.main_columns if (choice := _choose(scored, key, estimates, standing))]
+    if not ours:
+        lacking = [NO_ESTIMATE] if best and any(block in dict(scored.rows) for block in estimates) else []
         return Findings((*lacking, *_plainly(best)), (), best)
     sentences, headlines = _scores(scored, ours, estimates)
     against = [(one, theirs) for one in ours if (theirs := _choose(scored, one.key, baselines, standing))]
@@ -218,7 +219,7 @@ def _scores(table: Table, ours: Sequence[_Choice], estimates: Sequence[str]) -> 
     column = dict(table.columns)[best.key]
     sentences = [f"{so_far}{best.label} is the best zeroth-order row {by}: {best.text} on {column} ({best.seeds})."]
     others = [table.cells[block, best.key] for block, _ in table.rows if block in estimates and block != best.block]
-    rivals = [cell for cell in others if _paired([(best.cell, cell)])]
+    rivals = [cell for cell in others if paired([(best.cell, cell)])]
     if rivals:
         told = sum(_told([(best.cell, cell)]) for cell in rivals)
         which = f"{told} of the {len(rivals)}" if told else "None of the"
@@ -246,7 +247,7 @@ def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
             f"From {so_far}the best row trained by backpropagation in the same column they are {detail}, "
             f"{signed(fmean(gaps), digits)} {points} in the mean over {len(against)} columns."
         )
-    pairs = _paired(cells)
+    pairs = paired(cells)
     ends = interval(pairs)
     within = f"{signed(ends[0], digits)} to {signed(ends[1], digits)}, {len(pairs)} pairs by seed" if ends else ""
     if _told(cells):
@@ -266,14 +267,9 @@ def _unit(table: Table, against: Sequence[_Pair]) -> tuple[int, str]:
     return max(measure.digits for measure in measures), "points" if unit == "%" else unit
 
 
-def _paired(cells: Iterable[tuple[TableCell, TableCell]]) -> list[float]:
-    """Return the differences of pairs of cells, seed by seed."""
-    return [one.values[s] - other.values[s] for one, other in cells for s in one.values if s in other.values]
-
-
 def _told(cells: Iterable[tuple[TableCell, TableCell]]) -> bool:
     """Return whether the interval of the paired differences excludes zero."""
-    ends = interval(_paired(cells))
+    ends = interval(paired(cells))
     return ends is not None and (ends[0] > 0 or ends[1] < 0)
 
 
@@ -338,7 +334,7 @@ def _at_its_memory(
     gap = fmean(ours.mean - rival.mean for ours, rival in found)
     label = ", ".join(dict.fromkeys(rival.label for _, rival in found))
     detail = found[0][1].text if len(found) == 1 else f"mean of {len(found)} columns"
-    ends = interval(_paired((ours.cell, rival.cell) for ours, rival in found))
+    ends = interval(paired((ours.cell, rival.cell) for ours, rival in found))
     within = f"; {CONFIDENCE:.0%} interval {signed(ends[0], digits)} to {signed(ends[1], digits)}" if ends else ""
     return Headline(f"{signed(gap, digits)} {points}", f"from backpropagation at its memory ({label})", detail + within)
 

@@ -22,7 +22,7 @@ from zo_sweeps.plan.build import Cell, Plan, build, places_of
 from zo_sweeps.record.commands import in_folder, launched
 from zo_sweeps.results import past_sweeps
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.past_trials import of_grids
+from zo_sweeps.results.past_sweeps import of_grids
 from zo_sweeps.schedule.ledger import Standing, read_standing
 from zo_sweeps.schedule.this_host import for_this_host
 from zo_sweeps.tables.cells import CellState, Extent, Table
@@ -276,8 +276,7 @@ def progress_of(item: Item, ran: Mapping[str, Run], lost: Mapping[str, Sequence[
         if (run := ran.get(grid)) is None:
             continue
         needed: set[At] = set()
-        for table, blocks, at in _cells(run, item.reference):
-            own = [(block, at[1]) for block in blocks if (block, at[1]) in run.extents]
+        for table, own, at in _cells(run, item.reference):
             needed |= {*own}
             values = _values(table, at) if all(len({*run.trials(one)}) == 1 for one in own) else None
             cells += 1
@@ -304,16 +303,17 @@ def progress_of(item: Item, ran: Mapping[str, Run], lost: Mapping[str, Sequence[
     return ItemProgress(state, worst, tuple(dict.fromkeys(notes)))
 
 
-def _cells(run: Run, reference: str) -> Iterator[tuple[Table | None, set[str], At]]:
-    """Yield (table, the blocks that it needs, cell) of the grid's tables with an item's numbers, or of all its tables.
+def _cells(run: Run, reference: str) -> Iterator[tuple[Table | None, list[At], At]]:
+    """Yield (table, the cells that it needs, cell) of the grid's tables with an item's numbers, or of all its tables.
 
     Rows that the paper does not have are left out.
     """
     own = {name for name, table in run.tables.items() if table.published == reference} or {*run.tables}
     for name, table in run.tables.items():
         for block in (block for block, label in table.rows.items() if label and name in own):
+            needed = {block, table.over.get(block, block), table.beyond or block}
             for at in (at for at in run.extents if at[0] == block):
-                yield run.shown.get(name), {block, table.over.get(block, block), table.beyond or block}, at
+                yield run.shown.get(name), [(one, at[1]) for one in needed if (one, at[1]) in run.extents], at
 
 
 def _values(table: Table | None, at: At) -> list[Deviation] | None:

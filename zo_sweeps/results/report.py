@@ -25,7 +25,7 @@ from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import compared
 from zo_sweeps.results.exchange import with_imported
 from zo_sweeps.results.findings import BestRow, findings, forwarded_per_step
-from zo_sweeps.results.past_trials import with_earlier
+from zo_sweeps.results.past_sweeps import with_earlier
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Rule, Table
 from zo_sweeps.tables.draw import inline_svg
@@ -61,13 +61,12 @@ def html(
     plan: Plan,
     composer: Composer,
     standing: Standing,
-    state_dir: Path,
     command: str,
     *,
     assets: str = "",
     index: str = "",
 ) -> str:
-    """Return the report of a plan with the results so far in `state_dir`; web/report.html.j2 has its text.
+    """Return the report of a plan with the results so far in its state folder; web/report.html.j2 has its text.
 
     The same results give the same page.
 
@@ -84,18 +83,18 @@ def html(
     measured = readout.tables(plan, composer, standing)
     own = [readable(table) for table in measured]
     page = together(with_imported(with_earlier(measured, plan, composer, standing), plan, composer))
-    curves = curve_data(plan, standing, state_dir)
+    curves = curve_data(plan, standing)
     rows = curves.get("rows", [])
     drawn = sum(row["shown"] for row in rows)
     parts = {
         "found": (found := findings(plan, standing, own)),
         "best": _best(found.best),
-        **_figures(plan, composer, standing, state_dir),
+        **_figures(plan, composer, standing),
         "tables": [cells_html(table, title) for title, table in page.tables],
         "selected": page.selected,
         "footnotes": page.footnotes,
         "notes": [note for note in page.notes if note not in plan.caveats],
-        "differences": _differences(own, plan, state_dir),
+        "differences": _differences(own, plan),
         "curves": as_script(curves) if curves else "",
         "curves_note": f"Drawn at first: {drawn} of {len(rows)} rows, the best by {curves['best_by']}."
         if drawn < len(rows)
@@ -152,9 +151,9 @@ def _best(lines: Sequence[BestRow]) -> list[tuple[str, ...]]:
     return [tuple(line[i] for i in kept) for line in (BEST_COLUMNS, *texts)] if texts else []
 
 
-def _differences(tables: Sequence[Table], plan: Plan, state_dir: Path) -> list[str]:
+def _differences(tables: Sequence[Table], plan: Plan) -> list[str]:
     """Return the tables of paired differences; what their numbers mean stands below the last of those with examples."""
-    made = [(table, compared(table, state_dir)) for table in tables if differences(table)]
+    made = [(table, compared(table, plan.config.folder)) for table in tables if differences(table)]
     last = max((i for i, (_, examples) in enumerate(made) if examples), default=len(made) - 1)
     return [
         differences_html(table, examples, _title(table, plan), notes=i == last)
@@ -191,10 +190,10 @@ def _meta(plan: Plan, standing: Standing) -> str:
     return " · ".join([f"Grid {plan.name}", trials, seeded, ", ".join(plan.labels.values()), between])
 
 
-def _figures(plan: Plan, composer: Composer, standing: Standing, state_dir: Path) -> dict[str, Any]:
+def _figures(plan: Plan, composer: Composer, standing: Standing) -> dict[str, Any]:
     """Return the figures as <svg>: that of the main table, the curves, and those that the grid defines."""
     try:
-        drawn = charts.figures(plan, composer, standing, state_dir)
+        drawn = charts.figures(plan, composer, standing)
     except UserError as error:  # a page of tables alone is worth having
         return {"result": None, "curve_figures": [], "figures": [], "no_figures": f"No figures: {error}"}
     made = [
@@ -285,13 +284,13 @@ def _provenance(plan: Plan, standing: Standing, here: Mapping[str, Any]) -> list
     return parts
 
 
-def curve_data(plan: Plan, standing: Standing, state_dir: Path) -> dict[str, Any]:
+def curve_data(plan: Plan, standing: Standing) -> dict[str, Any]:
     """Return the chart's data: its axes, columns and rows, and a list of runs per row and column; no `rows` if empty.
 
     A run has its seed, id, examples forwarded per step, and for each y in CURVES steps, seconds and values. Training
     losses are means over windows. Cost: reads the journals of the selected settings; some kB per run.
     """
-    rule, journals = Rule(plan.grid.select.metric, plan.grid.select.mode), JournalStore(state_dir)
+    rule, journals = Rule(plan.grid.select.metric, plan.grid.select.mode), JournalStore(plan.config.folder)
     records = readout.records(plan, standing)
     measure, measures = readout.column_measures(plan, "accuracy", charts.PERCENT)
     columns = list(plan.labels)

@@ -19,8 +19,7 @@ from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import of_cell
 from zo_sweeps.results.findings import findings
-from zo_sweeps.results.past_sweeps import ReadablePlan, of_sweep
-from zo_sweeps.results.past_trials import of_grids
+from zo_sweeps.results.past_sweeps import ReadablePlan, of_grids, of_sweep
 from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.html import STYLE, document
@@ -112,7 +111,7 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
     for sweep in reversed(launched(state_dir)):
         try:
             reading = of_sweep(in_folder(sweep.command, str(state_dir)))
-            card, page, data = _sweep(sweep, reading, standing, state_dir)
+            card, page, data = _sweep(sweep, reading, standing)
         except UserError as error:
             left_out.append(f"{sweep.grid} ({sweep.command.sweep_id}): {error}")
             continue
@@ -151,23 +150,14 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
     return files, len(cards), tuple(left_out)
 
 
-def _sweep(
-    sweep: Launched, reading: ReadablePlan, standing: Standing, state_dir: Path
-) -> tuple[dict[str, Any], str, dict[str, Any]]:
+def _sweep(sweep: Launched, reading: ReadablePlan, standing: Standing) -> tuple[dict[str, Any], str, dict[str, Any]]:
     """Return a sweep's entry in the index, its report, and its rows for the comparison."""
     plan, composer = reading.plan, reading.composer
     own = readout.tables(plan, composer, standing)
     name = sweep.command.sweep_id[:8]
     href = f"{REPORTS}/{re.sub(UNSAFE, '-', plan.name)}-{name}.html"
-    page = report.html(
-        plan,
-        composer,
-        standing,
-        state_dir,
-        str(reading.command),
-        assets=f"../{ASSETS}",
-        index=f"../{INDEX}",
-    )
+    links = {"assets": f"../{ASSETS}", "index": f"../{INDEX}"}
+    page = report.html(plan, composer, standing, str(reading.command), **links)
     when = report.dates(plan, standing)
     card = {
         "href": href,
@@ -179,7 +169,7 @@ def _sweep(
         "trials": len(plan.every),
         "caveats": plan.caveats,
     }
-    rows = [{"id": f"{name}-{row['block']}", **row} for row in rows_data(plan, own, state_dir)]
+    rows = [{"id": f"{name}-{row['block']}", **row} for row in rows_data(plan, own)]
     data = {key: card[key] for key in ("href", "title", "grid", "date", "caveats")}
     return card, page, {**data, "rows": rows}
 
@@ -191,13 +181,13 @@ def quantiles() -> list[float]:
     return [round(float(stdtrit(k, (1 + CONFIDENCE) / 2)), 4) for k in range(1, DEGREES + 1)]
 
 
-def rows_data(plan: Plan, tables: Sequence[Table], state_dir: Path) -> list[dict[str, Any]]:
+def rows_data(plan: Plan, tables: Sequence[Table]) -> list[dict[str, Any]]:
     """Return the rows of a sweep, each with its cells that have a value: by measure, column and seed.
 
     Cells of test scores have their runs' predictions, a bit per example, by the digest of the test rows. Rows without
     any value are left out. Cost: reads the journals of the runs behind the tables of scores.
     """
-    journals = JournalStore(state_dir)
+    journals = JournalStore(plan.config.folder)
     rows = []
     for block in plan.grid.blocks:
         cells: dict[tuple[str, str], dict[str, Any]] = {}

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
@@ -37,9 +36,7 @@ DEFAULTS = {
 PERCENT = Measure(metric="dev/metric", unit="%", unit_size=0.01)  # of a dev/metric curve
 
 
-def figures(
-    plan: Plan, composer: Composer, standing: Standing, state_dir: Path, only: Sequence[str] = ()
-) -> list[Figure]:
+def figures(plan: Plan, composer: Composer, standing: Standing, only: Sequence[str] = ()) -> list[Figure]:
     """Return the grid's figures, in its order; for a grid that defines none its first table's rows, then curves.
 
     Args:
@@ -52,7 +49,7 @@ def figures(
     every = [*([MAIN] if main else []), *named]
     require_known("figure", only, every, where=f"grid {plan.name}")
     records = readout.records(plan, standing)
-    journals, made = JournalStore(state_dir), []
+    journals, made = JournalStore(plan.config.folder), []
 
     def events(trial_id: str) -> list[Event]:
         return journals.read(trial_id, ended=standing.has_result(trial_id))

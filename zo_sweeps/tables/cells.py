@@ -96,8 +96,9 @@ class TableCell:
     @property
     def difference(self) -> float | None:
         """Return mean − published; None without one of the two, and in a column of ranks."""
-        no_difference = self.mean is None or self.published is None or self.digits is not None
-        return None if no_difference else self.mean - self.published
+        if self.mean is None or self.published is None or self.digits is not None:
+            return None
+        return self.mean - self.published
 
     @property
     def population_std(self) -> float | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COLUMN = "column"
 TOLD_APART = 8  # colours per panel: more are split into panels
+LEGEND = 3  # columns of the legend
 PUBLISHED_KEYS = ("series", "panel", "x", "y")
 
 Lookup = Callable[[Record, str], Any]
@@ -62,8 +63,6 @@ class FigureKind(Definition):
 
     def size(self, figure: Figure, across: int, down: int) -> tuple[float, float]:
         """Return width and height in inches of a figure with its panels in so many columns and rows."""
-        from zo_sweeps.tables.draw import LEGEND, turn
-
         wide = 1.0 + len(figure.ticks) / 8 if figure.ticks and across == 1 else 1.0
         labels = {series.label for panel in figure.panels for series in panel.series}
         legend = 0.21 * math.ceil(len(labels) / LEGEND) if len(labels) > 1 else 0.0
@@ -75,8 +74,6 @@ class FigureKind(Definition):
 
     def ticks(self, axes: Axes, figure: Figure, panel: Panel) -> None:
         """Set the ticks of the x axis."""
-        from zo_sweeps.tables.draw import turn
-
         if figure.ticks:
             angle = turn(figure)
             axes.set_xticks(range(len(figure.ticks)), figure.ticks, rotation=angle, ha="right" if angle else "center")
@@ -193,6 +190,11 @@ class Figure:
     log_x: bool = False
     notes: tuple[str, ...] = field(default=())
     same_scale: bool = False
+
+
+def turn(figure: Figure) -> int:
+    """Return the angle of the ticks' texts: 0 if they fit side by side."""
+    return 30 if figure.ticks and max(map(len, figure.ticks)) > 6 and len(figure.ticks) > 3 else 0
 
 
 def split(panels: Sequence[Panel]) -> tuple[tuple[Panel, ...], bool]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 from statistics import fmean, stdev
 
-from zo_sweeps.tables.cells import Table
+from zo_sweeps.tables.cells import Table, TableCell
 
 CONFIDENCE = 0.95
 
@@ -20,7 +20,7 @@ class PairedDifference:
 
     Args:
         row, other: keys of the rows.
-        n, columns: the number of pairs, and of the columns that they come from.
+        n: the number of pairs.
         low, high: ends of the confidence interval of the mean; None for a single pair, or if all pairs are equal.
     """
 
@@ -28,7 +28,6 @@ class PairedDifference:
     other: str
     mean: float
     n: int
-    columns: int
     low: float | None
     high: float | None
 
@@ -103,20 +102,17 @@ def differences(table: Table) -> list[PairedDifference]:
     and so are columns with a metric of their own, in another unit.
     Cost: rows^2 · columns · seeds.
     """
-    results = []
+    keys, results = [key for key, _ in table.columns if key not in table.spec.measures], []
     for (row, _), (other, _) in combinations(table.rows, 2):
-        pairs, columns = [], 0
-        for key, _ in table.columns:
-            if key in table.spec.measures:
-                continue
-            one, two = table.cells[row, key].values, table.cells[other, key].values
-            common = [seed for seed in one if seed in two]
-            columns += bool(common)
-            pairs += [one[seed] - two[seed] for seed in common]
-        if pairs:
+        if pairs := paired((table.cells[row, key], table.cells[other, key]) for key in keys):
             low, high = interval(pairs) or (None, None)
-            results.append(PairedDifference(row, other, fmean(pairs), len(pairs), columns, low, high))
+            results.append(PairedDifference(row, other, fmean(pairs), len(pairs), low, high))
     return results
+
+
+def paired(cells: Iterable[tuple[TableCell, TableCell]]) -> list[float]:
+    """Return the differences of pairs of cells, seed by seed."""
+    return [one.values[s] - other.values[s] for one, other in cells for s in one.values if s in other.values]
 
 
 def mean_ranks(columns: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.core.errors import require_known
+from zo_sweeps.tables.draw import banded, look, published
 from zo_sweeps.tables.figures import (
     Behind,
     Figure,
@@ -99,8 +100,6 @@ class Curve(FigureKind):
         return Figure(spec.name, spec.title, spec.kind, across, label, shown, notes=notes, same_scale=same_scale)
 
     def draw(self, axes: Axes, figure: Figure, panel: Panel) -> None:
-        from zo_sweeps.tables.draw import banded, look, published
-
         for series in panel.series:
             if series.is_published:
                 published(axes, series)
