@@ -127,7 +127,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
 
 def contents(file: Path) -> Files:
     with tarfile.open(file, "r:xz") as tar:
-        return {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
+        return {entry.name: tar.extractfile(entry).read() for entry in tar}
 
 
 def pack(file: Path, files: Files) -> Path:

@@ -111,6 +111,7 @@ def unpack(source: Archive, folder: Path, composer: Composer, members: Sequence[
         journals.close()
         return read(source.json(PLAN), source.json(TABLES), folder, composer, members)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, AssertionError) as error:
+        # Signed or not, its content is that of others: it may lack any part, or hold another value in its place.
         what = f"the archive cannot be read ({type(error).__name__}: {str(error)[:100]})"
         raise UserError(what, fix="it is damaged, or of another version of zo_sweeps") from None
 
@@ -355,6 +356,7 @@ def with_imported(tables: Sequence[Table], plan: Plan, composer: Composer) -> li
             shared = read(data, stored, folder, composer)
             theirs = {table.spec.name: table for table in readout.tables(shared.plan, composer, shared.standing)}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # It was whole when it was imported: its folder was changed since, or this version reads other keys.
             what = f"an imported archive that cannot be read ({type(error).__name__}: {error})"
             raise UserError(what, where=str(folder), fix="remove that folder, and import the archive again") from None
         found = [below(table, theirs.get(table.spec.name), str(facts["whose"])) for table in found]
