@@ -82,7 +82,7 @@ def test_the_report_and_the_figures_say_what_differs(tmp_path: Path) -> None:
     for figures, said in (({}, 1), ({"loss": {"kind": "curve", "x": "step", "y": "dev/loss"}}, 2)):
         folder = str(write_grid(tmp_path, {**grid, "figures": figures}))
         made = build(composer := Composer(["+grid=tiny"], [folder]))
-        page = html(made, composer, Standing(), tmp_path, "zo_sweeps +grid=tiny")
+        page = html(made, composer, Standing(), "zo_sweeps +grid=tiny")
         assert page.count("differs in precision: NF4") == said
     assert "ZO: differs in precision: NF4" in page
 
