@@ -33,8 +33,7 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
 from zo_sweeps.results.compare import compare
 from zo_sweeps.results.facts import PlanFacts, plan_facts, status_facts, trial_facts
-from zo_sweeps.results.item_progress import Deviation, ItemProgress
-from zo_sweeps.results.papers import ItemFacts, Obstacles, items
+from zo_sweeps.results.papers import Deviation, ItemFacts, ItemProgress, Obstacles, items
 from zo_sweeps.schedule.ledger import Ledger
 
 pytestmark = pytest.mark.unit

@@ -178,7 +178,7 @@ def test_a_kind_of_figure_is_one_file(tmp_path: Path) -> None:
     assert name == "figure_kind/stairs.py"
     composer = Composer(["+grid=pezo_fig4", "grid.figures.loss.kind=stairs"], [str(tmp_path)])
     check(build(composer), composer)
-    (figure,) = figures(build(composer), composer, Standing(), tmp_path / "state", ["loss"])
+    (figure,) = figures(build(composer), composer, Standing(), ["loss"])
     assert figure.kind.name == "stairs"
     assert render(figure, "svg").startswith(b"<?xml")
 

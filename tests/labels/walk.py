@@ -111,7 +111,7 @@ def read(plan: Plan, composer: Composer) -> Printed:
             if cell.published is not None:
                 numbers[table.spec.name, block, keys.get(column, column)] = cell.published
     for name, spec in plan.grid.figures.items():
-        (figure,) = sweep_figures.figures(plan, composer, Standing(), Path("nowhere"), [name])
+        (figure,) = sweep_figures.figures(plan, composer, Standing(), [name])
         blocks = list(spec.series or dict.fromkeys(plan.grid.blocks, ""))
         faults += wrong(figure.title, _of(made, blocks, plan.labels), title=True, further=further)
         for panel in figure.panels:

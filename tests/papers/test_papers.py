@@ -19,8 +19,7 @@ from zo_sweeps.plan import availability
 from zo_sweeps.plan.build import build
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.facts import plan_facts
-from zo_sweeps.results.item_progress import standings
-from zo_sweeps.results.papers import Item, ItemFacts, Obstacles, items, named, obstacles
+from zo_sweeps.results.papers import Item, ItemFacts, Obstacles, items, named, obstacles, standings
 from zo_sweeps.results.report import html
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.schedule.this_host import for_this_host, must_have_work
@@ -83,7 +82,7 @@ def test_the_report_and_the_figures_say_what_differs(tmp_path: Path) -> None:
     for figures, said in (({}, 1), ({"loss": {"kind": "curve", "x": "step", "y": "dev/loss"}}, 2)):
         folder = str(write_grid(tmp_path, {**grid, "figures": figures}))
         made = build(composer := Composer(["+grid=tiny"], [folder]))
-        page = html(made, composer, Standing(), tmp_path, "zo_sweeps +grid=tiny")
+        page = html(made, composer, Standing(), "zo_sweeps +grid=tiny")
         assert page.count("differs in precision: NF4") == said
     assert "ZO: differs in precision: NF4" in page
 

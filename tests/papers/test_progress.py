@@ -10,8 +10,7 @@ from tests.plan.common import named
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.plan.as_written import beside_written
-from zo_sweeps.results.item_progress import ItemProgress, progress_of, run_of
-from zo_sweeps.results.papers import Item, items
+from zo_sweeps.results.papers import Item, ItemProgress, items, progress_of, run_of
 from zo_sweeps.schedule.ledger import Standing
 
 pytestmark = pytest.mark.unit

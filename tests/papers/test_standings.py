@@ -10,8 +10,7 @@ import yaml
 
 from tests.cli.common import NOWHERE, in_process
 from tests.run.common import TINY
-from zo_sweeps.results.item_progress import standings
-from zo_sweeps.results.papers import items
+from zo_sweeps.results.papers import items, standings
 from zo_sweeps.tables.published import read
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -233,7 +233,7 @@ def test_published_points_of_a_figure_follow_the_same_rule() -> None:
     def points(*overrides: str) -> list[Any]:
         composer = Composer(["+grid=prge_fig4", *overrides])
         plan = build(composer, PLACES)
-        made = sweep_figures.figures(plan, composer, Standing(), Path("nowhere"))
+        made = sweep_figures.figures(plan, composer, Standing())
         drawn = [series for figure in made for panel in figure.panels for series in panel.series]
         return [x for series in drawn if series.is_published for x in series.x]
 

@@ -18,10 +18,8 @@ from zo_sweeps import results
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.trial import StoredConfig
 from zo_sweeps.results.facts import status_facts
-from zo_sweeps.results.item_progress import standings
-from zo_sweeps.results.papers import Item
-from zo_sweeps.results.past_sweeps import read
-from zo_sweeps.results.past_trials import earlier, listed
+from zo_sweeps.results.papers import Item, standings
+from zo_sweeps.results.past_sweeps import earlier, listed, read
 from zo_sweeps.results.site import write_site
 from zo_sweeps.schedule.ledger import read_standing
 

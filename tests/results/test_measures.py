@@ -18,8 +18,7 @@ from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.results.sweep_figures import figures
 from zo_sweeps.results.tables import tables
 from zo_sweeps.schedule.ledger import Standing, read_standing
-from zo_sweeps.tables.csv import to_csv
-from zo_sweeps.tables.plain_text import to_text
+from zo_sweeps.tables.renderings import to_csv, to_text
 from zo_sweeps.tables.text_cells import selected_grid
 
 pytestmark = pytest.mark.unit
@@ -45,7 +44,8 @@ def planned(folder: Path, tasks: list[str], *overrides: str, **grid: Any) -> tup
         rows = [json.dumps({"one": f"row {i}", "score": i % 3}) + "\n" for i in range(8)]
         (folder / "data" / "stsb").mkdir(parents=True, exist_ok=True)
         (folder / "data" / "stsb" / f"{split}.jsonl").write_text("".join(rows))
-    composer = Composer(["+grid=tiny", f"data.dir={folder / 'data'}", *overrides], [str(conf)])
+    where = [f"data.dir={folder / 'data'}", f"state_dir={folder / 'state'}"]
+    composer = Composer(["+grid=tiny", *where, *overrides], [str(conf)])
     return composer, build(composer)
 
 
@@ -127,7 +127,7 @@ def test_figures_label_their_axes_by_the_metric(tmp_path: Path) -> None:
         folder = tmp_path / "-".join(tasks)
         composer, plan = planned(folder, tasks, figures=layout)
         done = standing(plan, folder)
-        one, two = figures(plan, composer, done, folder / "state")
+        one, two = figures(plan, composer, done)
         assert (one.y_label, two.y_label) == (bars, curve)
         ends = [series.y[-1] for panel in two.panels for series in panel.series]
         assert ends == [VALUES[task] / (0.01 if task == "demo_remarks" else 1.0) for task in tasks]

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from tests.results.pages import Page
-from zo_sweeps.results.chart_data import chart_library
+from zo_sweeps.results.report import chart_library
 from zo_sweeps.tables.draw import COLORS
 from zo_sweeps.tables.html import STYLE
 

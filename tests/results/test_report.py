@@ -32,9 +32,9 @@ from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
 from zo_sweeps.results import report
 from zo_sweeps.results import sweep_figures as charts
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.chart_data import curve_data
-from zo_sweeps.results.compare import compare, differences, spark
+from zo_sweeps.results.compare import SettingDifference, compare, differences, spark
 from zo_sweeps.results.facts import status_facts
+from zo_sweeps.results.report import curve_data
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.tables import to_text
 from zo_sweeps.tables.text_cells import notes, value_text
@@ -58,7 +58,7 @@ def swept(folder: Path) -> tuple[Composer, Plan]:
 
 @pytest.fixture(scope="module")
 def page(folder: Path, swept: tuple[Composer, Plan]) -> str:
-    return report.html(*(swept[1], swept[0]), read_standing(folder / "state"), folder / "state", COMMAND)
+    return report.html(*(swept[1], swept[0]), read_standing(folder / "state"), COMMAND)
 
 
 def test_the_report_holds_every_table_and_figure(page: str, folder: Path, swept: tuple[Composer, Plan]) -> None:
@@ -95,7 +95,7 @@ def test_data_in_the_page_stays_data(tmp_path: Path) -> None:
     grid["tables"] = {"accuracy": {"layout": "accuracy", "rows": {"zo": ""}}}
     composer, plan = composed(tmp_path, grid)
     fill(plan, tmp_path)
-    text = report.html(plan, composer, read_standing(tmp_path / "state"), tmp_path / "state", hostile)
+    text = report.html(plan, composer, read_standing(tmp_path / "state"), hostile)
     checked = Page(text)
     assert (checked.loaded(), checked.faults(), checked.policy_faults()) == (set(), [], [])
     assert len(checked.all("img")) == 0
@@ -107,7 +107,7 @@ def test_the_chart_has_every_run_of_the_selected_settings_with_seed_id_and_forwa
     folder: Path, swept: tuple[Composer, Plan]
 ) -> None:
     _, plan = swept
-    data = curve_data(plan, read_standing(folder / "state"), folder / "state")
+    data = curve_data(plan, read_standing(folder / "state"))
     (row,) = data["rows"]  # zero-shot has no curve
     (part,) = row["parts"]
     assert part["setting"] == "q 4, lr 0.01"
@@ -146,7 +146,7 @@ def test_rows_are_paired_over_the_seeds_that_zero_shot_serves_too(page: str) -> 
 
 def test_a_report_of_nothing_is_a_page_too(tmp_path: Path) -> None:
     composer, plan = composed(tmp_path)
-    text = Reader(report.html(plan, composer, read_standing(tmp_path / "state"), tmp_path / "state", COMMAND)).text
+    text = Reader(report.html(plan, composer, read_standing(tmp_path / "state"), COMMAND)).text
     assert "Nothing has been run." in text
     assert "No trial failed" in text
 
@@ -155,7 +155,7 @@ def test_the_figure_of_a_grid_selects_at_each_x_and_knows_the_published_point(
     folder: Path, swept: tuple[Composer, Plan]
 ) -> None:
     composer, plan = swept
-    by_q, curve = charts.figures(plan, composer, read_standing(folder / "state"), folder / "state")
+    by_q, curve = charts.figures(plan, composer, read_standing(folder / "state"))
     ours, published = by_q.panels[0].series
     assert ours.x == (1.0, 2.0, 4.0)
     assert ours.y == pytest.approx([71.1, 72.1, 74.1])  # at q=4 the better rate has a seed that diverged
@@ -176,10 +176,10 @@ def test_a_figure_that_the_grid_spells_wrong_is_one_clear_line(
     figures = {"by_q": {**GRID["figures"]["by_q"], "published": [], **changes}}
     composer, plan = composed(tmp_path, {**GRID, "figures": figures})
     with pytest.raises(UserError) as caught:
-        charts.figures(plan, composer, read_standing(tmp_path), tmp_path)
+        charts.figures(plan, composer, read_standing(tmp_path))
     assert part in str(caught.value)
     with pytest.raises(UserError, match="unknown figure 'loss'"):
-        charts.figures(plan, composer, read_standing(tmp_path), tmp_path, ["loss"])
+        charts.figures(plan, composer, read_standing(tmp_path), ["loss"])
 
 
 def test_a_trail_counts_seconds_of_steps_once_across_a_resumption() -> None:
@@ -261,7 +261,7 @@ def test_two_trials_are_compared_by_what_differs(folder: Path, swept: tuple[Comp
 
 def test_configurations_differ_in_leaves_and_in_what_only_one_has() -> None:
     found = differences({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 1, "c": 3}, "d": [1], "e": None})
-    assert found == [("a.c", 2, 3), ("e", "–", None)]
+    assert found == [SettingDifference("a.c", 2, 3), SettingDifference("e", "–", None)]
 
 
 def test_a_drawn_curve_spans_its_scale_and_marks_what_is_not_a_number() -> None:

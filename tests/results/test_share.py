@@ -37,7 +37,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.record import archive
 from zo_sweeps.record.journal import JournalStore, evals, predictions
-from zo_sweeps.results import imported
+from zo_sweeps.results import exchange
 from zo_sweeps.run.workbench import Workbench, torch_device
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.session import session, verify
@@ -127,7 +127,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
 
 def contents(file: Path) -> Files:
     with tarfile.open(file, "r:xz") as tar:
-        return {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
+        return {entry.name: tar.extractfile(entry).read() for entry in tar}
 
 
 def pack(file: Path, files: Files) -> Path:
@@ -601,22 +601,21 @@ def test_bad_input_is_one_clear_line(
 def test_a_row_of_others_says_under_which_conditions_and_leaves_the_table_as_it_was() -> None:
     layout, records = small()
     own = build(layout, records, PUBLISHED)
-    both = imported.below(own, build(replace(layout, caveats=("run on another model",)), records), "Jane (SHA256:x)")
+    both = exchange.below(own, build(replace(layout, caveats=("run on another model",)), records), "Jane (SHA256:x)")
     assert {key: both.cells[key] for key in own.cells} == dict(own.cells)
     assert (both.rows[: len(own.rows)], both.footnotes[: len(own.footnotes)]) == (own.rows, own.footnotes)
-    (mark,) = {both.row_marks[key][-1] for key, _ in both.rows[len(own.rows) :]}
-    assert both.footnotes[mark].startswith("imported: the results of Jane (SHA256:x), as the archive has them;")
-    assert both.footnotes[mark].endswith("other conditions than above: run on another model")
+    (note,) = {both.row_notes[key][-1] for key, _ in both.rows[len(own.rows) :]}
+    assert note in both.footnotes
+    assert note.startswith("imported: the results of Jane (SHA256:x), as the archive has them;")
+    assert note.endswith("other conditions than above: run on another model")
     theirs = both.cells["Jane (SHA256:x)/full", "sst2"]
-    assert [both.footnotes[mark] for mark in theirs.marks] == [
-        own.footnotes[m] for m in own.cells["full", "sst2"].marks
-    ]
+    assert theirs.notes == own.cells["full", "sst2"].notes
     assert to_text(both)
     other = build(replace(layout, measure=replace(layout.measure, unit="points")), records)
-    refused = imported.below(own, other, "Jane (SHA256:x)")
+    refused = exchange.below(own, other, "Jane (SHA256:x)")
     assert refused.rows == own.rows
     assert "the imported results of Jane (SHA256:x) are not shown" in to_text(refused)
-    assert imported.below(own, None, "Jane (SHA256:x)") == own
+    assert exchange.below(own, None, "Jane (SHA256:x)") == own
 
 
 def test_a_trial_of_a_gpu_is_computed_again_on_the_reader_s_machine() -> None:

@@ -64,7 +64,7 @@ def test_a_setting_whose_other_seeds_are_to_come_shows_those_it_has_until_one_ha
 def test_a_cell_that_diverged_in_part_and_ran_out_of_memory_in_part_says_both() -> None:
     table = build(spec(), of_states("DIVERGED", "OUT_OF_MEMORY"))
     assert table.cells[CELL].state is CellState.DIVERGED
-    assert "ran out of memory" in table.footnotes[table.cells[CELL].marks[0]]
+    assert "ran out of memory" in table.cells[CELL].notes[0]
 
 
 def test_a_metric_that_was_not_measured_is_named() -> None:
@@ -119,7 +119,7 @@ def test_a_search_without_the_dev_metric_says_so_and_a_single_setting_needs_none
 def test_best_so_far_carries_its_mark_and_the_counts() -> None:
     table = build(spec(), [record({LR: 1e-4}), record({LR: 1e-3}, state="NOT_RUN")])
     cell = table.cells[CELL]
-    assert [table.footnotes[mark][:11] for mark in cell.marks] == ["best so far", "the selecte"]
+    assert [note[:11] for note in cell.notes] == ["best so far", "the selecte"]
     assert value_text(cell, table) == "90.0 1/2"
 
 
@@ -147,7 +147,7 @@ def test_missing_data_is_explained_once_for_all_rows() -> None:
     records = [record({}, block=block, state="MISSING", note="sst2: no folder") for block, _ in rows]
     table = build(spec(rows=rows), records)
     assert table.footnotes == ("sst2: no folder",)
-    assert [table.cells[block, "sst2"].marks for block, _ in rows] == [(0,), (0,)]
+    assert [table.cells[block, "sst2"].notes for block, _ in rows] == [table.footnotes] * 2
 
 
 def test_one_run_prints_no_spread_and_three_print_the_sample_deviation() -> None:
@@ -231,10 +231,10 @@ def test_the_average_needs_every_column_and_exists_only_where_asked_for() -> Non
 def test_flags_mark_rows_columns_or_cells() -> None:
     layout, records = small()
     table = build(layout, records, PUBLISHED)
-    assert table.footnotes[table.column_marks["copa"][0]] == "F1 here"
-    assert "its tokenizer differs" in [table.footnotes[mark] for mark in table.cells["full", "rte"].marks]
-    assert table.footnotes[table.row_marks["zo"][0]] == "which q gave it is not stated"
-    assert table.row_marks["zero"] == table.column_marks["rte"] == ()
+    assert table.column_notes["copa"][0] == "F1 here"
+    assert "its tokenizer differs" in table.cells["full", "rte"].notes
+    assert table.row_notes["zo"][0] == "which q gave it is not stated"
+    assert table.row_notes["zero"] == table.column_notes["rte"] == ()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -300,8 +300,7 @@ def test_a_remark_on_the_selected_runs_is_a_footnote_of_their_cell_alone() -> No
     records += [run(1e-4, 0, 0, "fo"), run(1e-3, 0, 7, "fo"), run(1e-5, 0, 0, "fo")]
     table = build(spec(rows=rows), records)
     (note,) = [note for note in table.footnotes if "directions were dropped" in note]
-    mark = table.footnotes.index(note)
-    assert [mark in table.cells[block, "sst2"].marks for block, _ in rows] == [True, False]
+    assert [note in table.cells[block, "sst2"].notes for block, _ in rows] == [True, False]
     memory = build(spec(rows=rows, measure=measure("memory")), records)
     assert not any("dropped" in note for note in memory.footnotes), "what it learned is another matter"
 
@@ -420,7 +419,7 @@ def test_a_cell_says_how_many_settings_and_seeds_of_the_grid_as_written_have_a_r
         table = build(spec(extents={CELL: (4, 3)}, **changes), records)
         (line,) = csv.DictReader(io.StringIO(to_csv(table)))
         counts = [line[name] for name in ("settings", "settings_written", "seeds", "seeds_written")]
-        return [table.footnotes[mark] for mark in table.cells[CELL].marks if "written" in table.footnotes[mark]], counts
+        return [note for note in table.cells[CELL].notes if "written" in note], counts
 
     lacks = ["1 of 4 settings and 1 of 3 seeds of the grid as written"]
     assert shown(asked) == (lacks, ["1", "4", "1", "3"]), "a trial that failed is no result"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import stdev
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.tables.examples import LR, measure, record, spec
 from zo_sweeps.tables import build, to_csv, to_text
 from zo_sweeps.tables.cells import CellState
+from zo_sweeps.tables.page import readable
 
 pytestmark = pytest.mark.unit
 
@@ -39,6 +41,21 @@ def test_a_table_of_differences_pairs_by_seed_and_its_intervals_hold_for_all_row
     assert average.interval == pytest.approx((10 - spread, 10 + spread))
     assert "−2.0 [" in to_text(table)
     assert to_csv(table).splitlines()[1].endswith(f"{cell.interval[0]},{cell.interval[1]}")
+
+
+def test_the_interval_of_a_difference_is_printed_in_the_unit_of_its_mean():
+    time = replace(measure("step_time"), paired=True)
+    runs = [
+        record(block=block, seed=seed, metrics={time.metric: value * (1 + seed)})
+        for block, value in (("zo", 0.003), ("mezo", 0.002))
+        for seed in range(3)
+    ]
+    table = build(spec(measure=time, over={"zo": "mezo"}), runs)
+    shown = readable(table)
+    assert (table.spec.measure.unit, shown.spec.measure.unit) == ("s/step", "ms/step")
+    was, now = (one.cells["zo", "sst2"] for one in (table, shown))
+    assert now.mean == pytest.approx(1000 * was.mean)
+    assert now.interval == pytest.approx([1000 * end for end in was.interval])
 
 
 def test_a_difference_of_a_row_without_a_value_is_none():

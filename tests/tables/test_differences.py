@@ -56,13 +56,13 @@ def test_every_form_prints_what_differs_once_and_says_in_the_cell_that_another_p
 
 def test_a_difference_marks_cells_with_a_published_number_and_otherwise_the_row() -> None:
     table = made(CODES)
-    marks = {place: [table.footnotes[mark] for mark in cell.marks] for place, cell in table.cells.items()}
+    marks = {place: [*cell.notes] for place, cell in table.cells.items()}
     assert {place for place, notes in marks.items() if CODES.note in notes} == {
         ("full", column) for column, _ in table.columns
     }
     unpublished = made(CODES, published_rows={})
-    assert not any(CODES.note in [unpublished.footnotes[mark] for mark in c.marks] for c in unpublished.cells.values())
-    assert [unpublished.footnotes[mark] for mark in unpublished.row_marks["full"]] == [CODES.note]
+    assert not any(CODES.note in c.notes for c in unpublished.cells.values())
+    assert unpublished.row_notes["full"] == (CODES.note,)
 
 
 def test_a_cell_with_other_settings_than_the_grid_as_written_differs_in_nothing() -> None:

@@ -12,11 +12,10 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.place import Place, apart, places, under_load, unknown
 from zo_sweeps.tables import Record, Table, build
 from zo_sweeps.tables.cells import CellState
-from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.figure_kinds.line import Line
 from zo_sweeps.tables.figure_kinds.rows import row_figure
 from zo_sweeps.tables.figures import FigureSpec, points
-from zo_sweeps.tables.plain_text import to_markdown
+from zo_sweeps.tables.renderings import to_csv, to_markdown
 
 from .examples import MACHINE, VERSIONS, Q, measure, record, spec
 
@@ -38,8 +37,8 @@ def timed(block: str, seconds: float = 0.5, seed: int = 0, **facts: Any) -> Reco
 
 
 def notes_of(table: Table, block: str) -> list[str]:
-    marks = [*table.row_marks[block], *table.cells[block, "sst2"].marks]
-    return [table.footnotes[mark] for mark in sorted({*marks})]
+    marked = {*table.row_notes[block], *table.cells[block, "sst2"].notes}
+    return [note for note in table.footnotes if note in marked]
 
 
 @pytest.mark.parametrize("name", ["step_time", "memory"])
@@ -81,8 +80,8 @@ def test_a_cell_whose_seeds_ran_in_two_places_names_both() -> None:
 def test_a_mark_is_on_the_cell_where_the_row_has_several_places() -> None:
     records = [timed("zo"), Record(**{**vars(timed("zo", **TWO)), "column": "rte"})]
     table = build(spec(measure=measure("step_time"), columns=(("sst2", "SST-2"), ("rte", "RTE"))), records)
-    assert table.row_marks["zo"] == ()
-    assert [len(table.cells["zo", key].marks) for key in ("sst2", "rte")] == [1, 1]
+    assert table.row_notes["zo"] == ()
+    assert [len(table.cells["zo", key].notes) for key in ("sst2", "rte")] == [1, 1]
     assert len(table.footnotes) == 2
 
 

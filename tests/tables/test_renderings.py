@@ -17,9 +17,8 @@ import pytest
 
 from zo_sweeps.tables import Table, build, to_csv, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import to_html
-from zo_sweeps.tables.latex import escape
-from zo_sweeps.tables.plain_text import published_to_text
 from zo_sweeps.tables.published import load
+from zo_sweeps.tables.renderings import latex_escape, published_to_text
 
 from .examples import LR, PUBLISHED, Q, measure, record, shuffled, small, spec
 
@@ -147,8 +146,8 @@ def test_tables_that_select_otherwise_name_their_settings_apart() -> None:
 
 def test_footnotes_of_several_tables_are_numbered_through() -> None:
     table = times(0.1, 0.2)
-    cells = {key: replace(cell, marks=()) for key, cell in table.cells.items()}
-    marked = [replace(table, cells=cells, footnotes=(note,), row_marks={"zo": (0,), "fo": ()}) for note in "pqp"]
+    cells = {key: replace(cell, notes=()) for key, cell in table.cells.items()}
+    marked = [replace(table, cells=cells, footnotes=(note,), row_notes={"zo": (note,), "fo": ()}) for note in "pqp"]
     text = to_text(*marked)
     assert [line for line in text.splitlines() if line.startswith("[")] == ["[a] p", "[b] q"]
     assert [line.split()[1] for line in text.splitlines() if line.startswith("ZO ")] == ["[a]", "[b]", "[a]"]
@@ -156,8 +155,9 @@ def test_footnotes_of_several_tables_are_numbered_through() -> None:
 
 def test_a_footnote_of_every_value_is_a_note_without_marks() -> None:
     table = times(0.1, 0.2)
-    rows = {key: replace(cell, marks=(0, 1) if key[0] == "zo" else (0,)) for key, cell in table.cells.items()}
-    marked = replace(table, cells=rows, footnotes=("of all", "of one"))
+    both = ("of all", "of one")
+    rows = {key: replace(cell, notes=both if key[0] == "zo" else both[:1]) for key, cell in table.cells.items()}
+    marked = replace(table, cells=rows, footnotes=both)
     text = to_text(marked, marked)
     assert text.count("Every value: of all.") == 1
     assert "[a] of one" in text
@@ -173,7 +173,7 @@ def test_numbers_are_in_a_unit_that_fits_them_except_beside_published_ones_and_i
     assert ",0.0123," in to_csv(table)
     assert ",s/step," in to_csv(table)
     assert "(s/step)" in to_text(times(1.5, 2.5)), "a unit with values from 1 to 1000 stays"
-    published = {key: replace(cell, published=0.01, difference=0.0) for key, cell in table.cells.items()}
+    published = {key: replace(cell, published=0.01) for key, cell in table.cells.items()}
     assert "(s/step)" in to_text(replace(table, cells=published))
 
 
@@ -212,10 +212,10 @@ def test_a_deviation_of_many_seeds_is_printed_once() -> None:
 
 
 def test_latex_escapes_every_special_character() -> None:
-    assert escape("50% a_b & #1 $x ~ ^ {z} \\") == (
+    assert latex_escape("50% a_b & #1 $x ~ ^ {z} \\") == (
         r"50\% a\_b \& \#1 \$x \textasciitilde{} \textasciicircum{} \{z\} \textbackslash{}"
     )
-    assert escape("91.2 ± 0.4, −1.0 – ↑") == r"91.2 $\pm$ 0.4, $-$1.0 -- $\uparrow$"
+    assert latex_escape("91.2 ± 0.4, −1.0 – ↑") == r"91.2 $\pm$ 0.4, $-$1.0 -- $\uparrow$"
 
 
 def document(*tables: str) -> str:

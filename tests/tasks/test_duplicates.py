@@ -112,7 +112,7 @@ def test_the_table_has_the_note_at_the_column_and_the_scores_of_a_guess(
         if one.guesses
     )
     (note,) = notes(plan)
-    assert [table.footnotes[i] for i in table.column_marks["sst2"]] == [note]
+    assert table.column_notes["sst2"] == (note,)
     assert note.startswith("24 of the 25 test rows")  # the draw leaves one training row out
     assert "A guess on the same test rows has: chance 50.0; majority class 80.0." in to_text(table, width=200)
     lines = {line["row"]: line for line in csv.DictReader(io.StringIO(to_csv(table)))}

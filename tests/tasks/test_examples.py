@@ -24,8 +24,8 @@ from zo_sweeps.methods.reward import Reward
 from zo_sweeps.methods.task import Dialect, Task
 from zo_sweeps.methods.task_kind import KindExample, TaskKind
 from zo_sweeps.tables import build, published
-from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.records import Measure
+from zo_sweeps.tables.renderings import to_csv
 from zo_sweeps.tasks.encode import encode
 from zo_sweeps.tasks.kinds.classification import Classification
 from zo_sweeps.tasks.kinds.generation import Generation

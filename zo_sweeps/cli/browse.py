@@ -21,15 +21,15 @@ from zo_sweeps.results import sweep_figures
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import Comparison, flat, spark
 from zo_sweeps.results.compare import compare as compared
-from zo_sweeps.results.imported import with_imported
+from zo_sweeps.results.exchange import with_imported
 from zo_sweeps.results.papers import ItemFacts, paper_facts
-from zo_sweeps.results.past_trials import with_earlier
+from zo_sweeps.results.past_sweeps import with_earlier
 from zo_sweeps.results.site import write_site
 from zo_sweeps.schedule.ledger import has_run, read_standing
 from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import page
-from zo_sweeps.tables.plain_text import published_to_text
 from zo_sweeps.tables.published import load
+from zo_sweeps.tables.renderings import published_to_text
 from zo_sweeps.tables.text_cells import plain
 
 PIPE = 120  # columns of a table in a file or a pipe
@@ -90,7 +90,7 @@ def figure(given: Sequence[str]) -> int:
     if options.output and suffix not in DRAWN:
         raise unknown("kind of file", suffix, DRAWN, where=f"--output {output}")
     standing = read_standing(folder)
-    drawn = sweep_figures.figures(reading.plan, reading.composer, standing, folder, options.figure)
+    drawn = sweep_figures.figures(reading.plan, reading.composer, standing, options.figure)
     for one in drawn:
         for note in one.notes:
             say(to, f"{one.name}: {note}")
@@ -123,7 +123,7 @@ def report(given: Sequence[str]) -> int:
     reading = read(options)
     folder = reading.plan.config.folder
     path = Path(options.output) if options.output else _created(folder) / f"{reading.plan.name}.html"
-    text = pages.html(reading.plan, reading.composer, read_standing(folder), folder, str(reading.command))
+    text = pages.html(reading.plan, reading.composer, read_standing(folder), str(reading.command))
     _write(path, text.encode())
     say(console(), str(path))
     return 0

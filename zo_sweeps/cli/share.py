@@ -19,8 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.record import archive
 from zo_sweeps.record.archive import Archive
 from zo_sweeps.record.sweep_book import Command
-from zo_sweeps.results.exchange import share, unbacked
-from zo_sweeps.results.imported import go_on, take_in
+from zo_sweeps.results.exchange import go_on, share, take_in, unbacked
 from zo_sweeps.schedule.ledger import read_standing
 
 if TYPE_CHECKING:

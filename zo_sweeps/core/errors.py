@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 
@@ -73,3 +73,10 @@ def unknown(kind: str, name: object, choices: Iterable[str], *, where: str = "")
     close = difflib.get_close_matches(str(name), options, n=1)
     fix = f"did you mean {close[0]!r}?" if close else ""
     return UserError(f"unknown {kind} {name!r}", where=where, choices=options, fix=fix)
+
+
+def require_known(kind: str, names: Iterable[str], choices: Collection[str], *, where: str = "") -> None:
+    """Raise `unknown` for the first of the names that is not a choice."""
+    for name in names:
+        if name not in choices:
+            raise unknown(kind, name, choices, where=where)

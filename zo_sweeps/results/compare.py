@@ -138,19 +138,19 @@ def compare(state_dir: Path, names: Sequence[str]) -> Comparison:
     )
     ran = [(trial, outcome) for trial in trials if (outcome := standing.outcomes.get(trial.trial_id))]
     places = distinct(place for trial, outcome in ran for place in places_of(trial, outcome))
-    predicted = _predicted(*(predictions(journal) for journal in events))
+    predicted, why = _predicted(*(predictions(journal) for journal in events))
     return Comparison(
         a,
         b,
-        differences=[SettingDifference(*parts) for parts in differences(a.configuration, b.configuration)],
+        differences=differences(a.configuration, b.configuration),
         measured=_measured(a.metrics, b.metrics, alike=not apart(places)),
         evaluated=[
             BothEvaluated(name, step, one.get(step), two.get(step))
             for name, (one, two) in dev.items()
             for step in sorted({*one, *two})
         ],
-        predicted=None if isinstance(predicted, str) else predicted,
-        not_predicted=predicted if isinstance(predicted, str) else "",
+        predicted=predicted,
+        not_predicted=why,
         places=list(filter(None, (apart(places), unknown(places), under_load(places)))),
     )
 
@@ -163,21 +163,22 @@ def _measured(one: Mapping[str, float], two: Mapping[str, float], *, alike: bool
     return [BothMeasured(name, one.get(name), two.get(name), difference(name)) for name in dict.fromkeys((*one, *two))]
 
 
-def _predicted(one: RowPredictions | None, two: RowPredictions | None) -> BothPredicted | str:
+def _predicted(one: RowPredictions | None, two: RowPredictions | None) -> tuple[BothPredicted | None, str]:
     """Return the comparison of two trials' test predictions, or the reason why there is none."""
     if one is None or two is None:
-        return f"none of {' and '.join(letter for letter, has in zip('AB', (one, two), strict=True) if has is None)}"
+        return None, f"none of {' and '.join(name for name, has in (('A', one), ('B', two)) if has is None)}"
     if one.rows != two.rows:
-        return "of different examples"
+        return None, "of different examples"
     both = by_example([one.right], [two.right])
     alike = sum(a and b for a, b in zip(one.right, two.right, strict=True))
-    return BothPredicted(both.n, alike, both.one, both.other, both.n - alike - both.one - both.other, both.p)
+    return BothPredicted(both.n, alike, both.one, both.other, both.n - alike - both.one - both.other, both.p), ""
 
 
-def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (key, value in one, value in two) of every leaf that differs; "–" where a configuration lacks it."""
+def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[SettingDifference]:
+    """Return every leaf of two configurations that differs; "–" where one lacks it."""
     a, b = flat(one), flat(two)
-    return [(k, a.get(k, "–"), b.get(k, "–")) for k in dict.fromkeys((*a, *b)) if a.get(k, "–") != b.get(k, "–")]
+    both = (SettingDifference(name, a.get(name, "–"), b.get(name, "–")) for name in dict.fromkeys((*a, *b)))
+    return [each for each in both if each.a != each.b]
 
 
 def spark(values: Sequence[float], low: float, high: float) -> str:

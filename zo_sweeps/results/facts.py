@@ -16,7 +16,7 @@ from zo_sweeps.plan.order import ORDERS, described
 from zo_sweeps.record.journal import JournalStore, evals, last_step, outcome, places
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import TrialRecord, flat, recorded
-from zo_sweeps.results.past_trials import EarlierTrial, earlier, lines, listed
+from zo_sweeps.results.past_sweeps import EarlierTrial, earlier, lines, listed
 from zo_sweeps.schedule import spending
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
 from zo_sweeps.schedule.prediction import TimePredictions, predictions, slots_here
@@ -152,26 +152,23 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
 
 
 def _rows(plan: Plan, standing: Standing, guess: TimePredictions) -> list[PlannedRow]:
-    rows = []
-    for block in plan.grid.blocks:
-        mine = [plan.every[i] for i in _ids(plan, block)]
-        if not mine:
-            continue
-        rows.append(
-            PlannedRow(
-                block=block,
-                label=plan.grid.label(block),
-                trials=len(mine),
-                here=sum(trial.trial_id not in plan.reasons for trial in mine),
-                done=sum(standing.has_result(trial.trial_id) for trial in mine),
-                steps=sorted({trial.steps for trial in mine}),
-                forwarded_tokens=sum(trial.cost for trial in mine),
-                memory_bytes=max(trial.needs.memory_bytes for trial in mine) or None,
-                devices=sorted({trial.needs.device for trial in mine}),
-                seconds=_sum(guess.seconds(trial) for trial in mine if trial.trial_id not in plan.reasons),
-            )
+    rows = {block: [plan.every[i] for i in _ids(plan, block)] for block in plan.grid.blocks}
+    return [
+        PlannedRow(
+            block=block,
+            label=plan.grid.label(block),
+            trials=len(mine),
+            here=sum(trial.trial_id not in plan.reasons for trial in mine),
+            done=sum(standing.has_result(trial.trial_id) for trial in mine),
+            steps=sorted({trial.steps for trial in mine}),
+            forwarded_tokens=sum(trial.cost for trial in mine),
+            memory_bytes=max(trial.needs.memory_bytes for trial in mine) or None,
+            devices=sorted({trial.needs.device for trial in mine}),
+            seconds=_sum(guess.seconds(trial) for trial in mine if trial.trial_id not in plan.reasons),
         )
-    return rows
+        for block, mine in rows.items()
+        if mine
+    ]
 
 
 def _trials(plan: Plan, standing: Standing, guess: TimePredictions) -> list[PlannedTrial]:
@@ -207,12 +204,9 @@ def _to_go(guess: TimePredictions, left: Sequence[Trial], slots: int | None) -> 
 
 def _sum(values: Iterable[float | None]) -> float | None:
     """Return the sum of numbers; None if one is not known."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
+    every = list(values)
+    known = [value for value in every if value is not None]
+    return sum(known, 0.0) if len(known) == len(every) else None
 
 
 def spent(plan: Plan, standing: Standing) -> spending.Spent:

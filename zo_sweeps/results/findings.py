@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -19,7 +19,7 @@ from zo_sweeps.results.tables import places_of
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import CellState, Measure, Table, TableCell
 from zo_sweeps.tables.cells import together
-from zo_sweeps.tables.stats import CONFIDENCE, interval
+from zo_sweeps.tables.stats import CONFIDENCE, interval, paired
 from zo_sweeps.tables.text_cells import signed, value_text
 
 ENDED = (
@@ -70,9 +70,11 @@ class Findings:
 class _Choice:
     """The best of several rows in a column, and how many (of `rows` with a mean) print as good a mean."""
 
+    key: str  # of the column
     block: str
     label: str
     cell: TableCell
+    mean: float
     text: str  # its printed value, with the unit
     complete: bool  # whether all of the rows have ended
     equal: int
@@ -85,16 +87,12 @@ class _Choice:
             return "all rows are equal"
         return f"{self.label} and {self.equal} more" if self.equal else self.label
 
+    @property
+    def seeds(self) -> str:
+        return f"{self.cell.n} seeds" if self.cell.n > 1 else "1 run" if self.cell.n else ""
 
-@dataclass(frozen=True)
-class _Pair:
-    """The best zeroth-order row of a column, its best row with backpropagation, if any, and the other cells."""
 
-    column: str
-    key: str
-    ours: _Choice
-    theirs: _Choice | None
-    others: tuple[TableCell, ...] = ()
+_Pair = tuple[_Choice, _Choice]  # the best zeroth-order row of a column, and its best row with backpropagation
 
 
 def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Findings:
@@ -104,23 +102,31 @@ def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Finding
     """
     kinds = _kinds(plan)
     best = tuple(line for table in tables for line in _best_rows(table, standing))
+    estimates = [block for block, kind in kinds.items() if kind.estimates]
+    baselines = [block for block, kind in kinds.items() if kind.backpropagates]
     scored = next((table for table in tables if table.spec.measure.of_scores), None)
-    pairs = _pairs(scored, kinds, standing) if scored is not None else []
-    if scored is None or not pairs:
-        rows = {*dict(scored.rows)} if scored is not None and best else set()
-        lacking = [NO_ESTIMATE] if any(kinds[block].estimates for block in rows & kinds.keys()) else []
+    if scored is None:
+        return Findings(tuple(_plainly(best)), (), best)
+    ours = [choice for key, _ in scored.main_columns if (choice := _choose(scored, key, estimates, standing))]
+    if not ours:
+        lacking = [NO_ESTIMATE] if best and any(block in dict(scored.rows) for block in estimates) else []
         return Findings((*lacking, *_plainly(best)), (), best)
-    sentences, headlines = _scores(scored, pairs, any(kind.backpropagates for kind in kinds.values()))
-    against = [pair for pair in pairs if pair.theirs is not None]
+    sentences, headlines = _scores(scored, ours, estimates)
+    against = [(one, theirs) for one in ours if (theirs := _choose(scored, one.key, baselines, standing))]
+    if against:
+        sentence, headline = _distance(scored, against)
+        headlines = [*headlines, headline]
+    else:
+        sentence = BASELINE_UNFINISHED if baselines else NO_BASELINE
     alike = [pair for pair in against if _same(standing, pair, "energy_definition")]
     costs = (
         _memory(plan, standing, against),
-        _at_its_memory(scored, against, [block for block, kind in kinds.items() if kind.backpropagates], standing),
+        _at_its_memory(scored, against, baselines, standing),
         _forwards(plan, standing, against),
         _ratio(plan, standing, against, "time of a run's steps", "train_seconds", seconds_text),
         _ratio(plan, standing, alike, "energy of a run's steps", f"{ENERGY}joules", joules_text),
     )
-    return Findings((" ".join(sentences),), (*headlines, *filter(None, costs)), best)
+    return Findings((" ".join([*sentences, sentence]),), (*headlines, *filter(None, costs)), best)
 
 
 def _kinds(plan: Plan) -> dict[str, Kind]:
@@ -158,15 +164,11 @@ def _choose(table: Table, key: str, blocks: Iterable[str], standing: Standing) -
     printed = {name: round(mean, measure.digits) for name, mean in means.items()}
     equal = sum(printed[name] == printed[block] and (not on_dev or ranked[name] == ranked[block]) for name in ranked)
     complete = all(cell.state in ENDED for cell in cells.values())
-    return _Choice(block, labels[block], cells[block], text, complete, equal - 1, len(ranked))
+    return _Choice(key, block, labels[block], cells[block], means[block], text, complete, equal - 1, len(ranked))
 
 
 def _on_dev(measure: Measure) -> bool:
     return measure.metric.startswith("test/")
-
-
-def _seeds(cell: TableCell) -> str:
-    return f"{cell.n} seeds" if cell.n > 1 else "1 run" if cell.n else ""
 
 
 def _best_rows(table: Table, standing: Standing) -> list[BestRow]:
@@ -186,7 +188,7 @@ def _best_rows(table: Table, standing: Standing) -> list[BestRow]:
         return [BestRow(name, f"{n} of {len(chosen)} columns", row, "", "", so_far) for row, n in counts.most_common()]
     labels = dict(table.columns) if len(chosen) > 1 else {}
     return [
-        BestRow(name, labels.get(key, ""), choice.named, choice.text, _seeds(choice.cell), so_far)
+        BestRow(name, labels.get(key, ""), choice.named, choice.text, choice.seeds, so_far)
         for key, choice in have.items()
     ]
 
@@ -202,56 +204,37 @@ def _plainly(best: Sequence[BestRow]) -> Iterable[str]:
         yield f"Best {line.table}{where}: {value}{so_far}."
 
 
-def _pairs(table: Table, kinds: Mapping[str, Kind], standing: Standing) -> list[_Pair]:
-    estimates = [block for block, kind in kinds.items() if kind.estimates]
-    baselines = [block for block, kind in kinds.items() if kind.backpropagates]
-    pairs = []
-    for key, label in table.main_columns:
-        ours = _choose(table, key, estimates, standing)
-        if ours is not None:
-            others = [table.cells[block, key] for block, _ in table.rows if block in estimates and block != ours.block]
-            pairs.append(_Pair(label, key, ours, _choose(table, key, baselines, standing), tuple(others)))
-    return pairs
-
-
-def _scores(table: Table, pairs: Sequence[_Pair], has_baseline: bool) -> tuple[list[str], list[Headline]]:
-    so_far = "" if all(pair.ours.complete for pair in pairs) else "So far, "
-    against = [pair for pair in pairs if pair.theirs is not None]
+def _scores(table: Table, ours: Sequence[_Choice], estimates: Sequence[str]) -> tuple[list[str], list[Headline]]:
+    """Return what is said of the best of the zeroth-order rows `estimates` in each column."""
+    so_far = "" if all(one.complete for one in ours) else "So far, "
     by = f"by {table.spec.rule.metric}" if _on_dev(table.spec.measure) else "by this value"
-    if len(pairs) == 1:
-        (pair,) = pairs
-        seeds = _seeds(pair.ours.cell)
-        sentences = [
-            f"{so_far}{pair.ours.label} is the best zeroth-order row {by}: {pair.ours.text} on {pair.column} ({seeds})."
-        ]
-        headlines = [Headline(pair.ours.text, f"{pair.ours.label}, on {pair.column}", f"{seeds}; best {by}")]
-        rivals = [cell for cell in pair.others if _paired([(pair.ours.cell, cell)])]
-        if rivals:
-            told = sum(_told([(pair.ours.cell, cell)]) for cell in rivals)
-            which = f"{told} of the {len(rivals)}" if told else "None of the"
-            sentences.append(f"{which} others can be told from it.")
-    else:
-        counts = Counter(pair.ours.label for pair in pairs).most_common()
+    if len(ours) > 1:
+        counts = Counter(one.label for one in ours).most_common()
         listed = ", ".join(f"{label} ({n})" for label, n in counts[:FEW])
-        sentences = [f"{so_far}the best zeroth-order rows {by} in {len(pairs)} columns: {listed}."]
         (first, n), *_ = counts
         label = f"columns in which {first} is the best {by}"
-        headlines = [Headline(f"{n} of {len(pairs)}", label, "of the zeroth-order rows")]
-    if not against:
-        return [*sentences, BASELINE_UNFINISHED if has_baseline else NO_BASELINE], headlines
-    sentence, headline = _distance(table, against)
-    return [*sentences, sentence], [*headlines, headline]
+        text = f"{so_far}the best zeroth-order rows {by} in {len(ours)} columns: {listed}."
+        return [text], [Headline(f"{n} of {len(ours)}", label, "of the zeroth-order rows")]
+    (best,) = ours
+    column = dict(table.columns)[best.key]
+    sentences = [f"{so_far}{best.label} is the best zeroth-order row {by}: {best.text} on {column} ({best.seeds})."]
+    others = [table.cells[block, best.key] for block, _ in table.rows if block in estimates and block != best.block]
+    rivals = [cell for cell in others if paired([(best.cell, cell)])]
+    if rivals:
+        told = sum(_told([(best.cell, cell)]) for cell in rivals)
+        which = f"{told} of the {len(rivals)}" if told else "None of the"
+        sentences.append(f"{which} others can be told from it.")
+    return sentences, [Headline(best.text, f"{best.label}, on {column}", f"{best.seeds}; best {by}")]
 
 
 def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
     """Return how far the chosen zeroth-order rows are from those trained by backpropagation, where that can be told."""
-    measures = [table.spec.of(pair.key) for pair in against]
-    digits, unit = max(measure.digits for measure in measures), measures[0].unit
-    points = "points" if unit == "%" else unit
-    cells = [(pair.ours.cell, pair.theirs.cell) for pair in against if pair.theirs]
-    gaps = [ours.mean - theirs.mean for ours, theirs in cells if ours.mean is not None and theirs.mean is not None]
-    so_far = "" if all(pair.theirs and pair.theirs.complete for pair in against) else "so far "
-    if len(against) == 1 and (theirs := against[0].theirs):
+    digits, points = _unit(table, against)
+    cells = [(ours.cell, theirs.cell) for ours, theirs in against]
+    gaps = [ours.mean - theirs.mean for ours, theirs in against]
+    so_far = "" if all(theirs.complete for _, theirs in against) else "so far "
+    if len(against) == 1:
+        theirs = against[0][1]
         it, beside, label = "it", f"{theirs.label} ({theirs.text})", f"from backpropagation ({theirs.label})"
         far = f"{abs(gaps[0]):.{digits}f} {points} {'below' if gaps[0] < 0 else 'above'}"
         text = f"That is {far} {beside}, {so_far}the best row trained by backpropagation."
@@ -264,7 +247,7 @@ def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
             f"From {so_far}the best row trained by backpropagation in the same column they are {detail}, "
             f"{signed(fmean(gaps), digits)} {points} in the mean over {len(against)} columns."
         )
-    pairs = _paired(cells)
+    pairs = paired(cells)
     ends = interval(pairs)
     within = f"{signed(ends[0], digits)} to {signed(ends[1], digits)}, {len(pairs)} pairs by seed" if ends else ""
     if _told(cells):
@@ -277,14 +260,16 @@ def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
     return text, Headline("not told apart", label, f"{detail if len(against) == 1 else ''}; {why}".removeprefix("; "))
 
 
-def _paired(cells: Iterable[tuple[TableCell, TableCell]]) -> list[float]:
-    """Return the differences of pairs of cells, seed by seed."""
-    return [one.values[s] - other.values[s] for one, other in cells for s in one.values if s in other.values]
+def _unit(table: Table, against: Sequence[_Pair]) -> tuple[int, str]:
+    """Return the decimals and the unit of differences between scores of some columns."""
+    measures = [table.spec.of(ours.key) for ours, _ in against]
+    unit = measures[0].unit
+    return max(measure.digits for measure in measures), "points" if unit == "%" else unit
 
 
 def _told(cells: Iterable[tuple[TableCell, TableCell]]) -> bool:
     """Return whether the interval of the paired differences excludes zero."""
-    ends = interval(_paired(cells))
+    ends = interval(paired(cells))
     return ends is not None and (ends[0] > 0 or ends[1] < 0)
 
 
@@ -296,8 +281,7 @@ def _mean(standing: Standing, cell: TableCell, metric: str) -> float | None:
 
 
 def _runs(standing: Standing, pair: _Pair) -> list[str]:
-    assert pair.theirs is not None
-    return [i for i in (*pair.ours.cell.trial_ids, *pair.theirs.cell.trial_ids) if i in standing.outcomes]
+    return [i for one in pair for i in one.cell.trial_ids if i in standing.outcomes]
 
 
 def _same(standing: Standing, pair: _Pair, fact: str) -> str:
@@ -310,8 +294,7 @@ Both = tuple[float, float]
 
 
 def _both(pair: _Pair, value: Callable[[TableCell], float | None]) -> Both | None:
-    assert pair.theirs is not None
-    ours, theirs = value(pair.ours.cell), value(pair.theirs.cell)
+    ours, theirs = (value(one.cell) for one in pair)
     return (ours, theirs) if ours and theirs else None
 
 
@@ -338,34 +321,28 @@ def _at_its_memory(
 ) -> Headline | None:
     """Return how far it is to backpropagation in as many bytes, where that is another row than the best one."""
     found = []
-    for pair in against:
-        held = {block: _mean(standing, table.cells[block, pair.key], TOTAL) for block in (pair.ours.block, *baselines)}
-        most = ALIKE * (held.pop(pair.ours.block) or 0.0)
+    for ours, theirs in against:
+        held = {block: _mean(standing, table.cells[block, ours.key], TOTAL) for block in (ours.block, *baselines)}
+        most = ALIKE * (held.pop(ours.block) or 0.0)
         small = [block for block, total in held.items() if total is not None and total <= most]
-        rival = _choose(table, pair.key, small, standing)
-        if (
-            rival
-            and pair.theirs
-            and rival.block != pair.theirs.block
-            and None not in (pair.ours.cell.mean, rival.cell.mean)
-        ):
-            found.append((pair, rival))
+        rival = _choose(table, ours.key, small, standing)
+        if rival and rival.block != theirs.block:
+            found.append((ours, rival))
     if not found:
         return None
-    measures = [table.spec.of(pair.key) for pair, _ in found]
-    digits, unit = max(measure.digits for measure in measures), measures[0].unit
-    gap = fmean((pair.ours.cell.mean or 0.0) - (rival.cell.mean or 0.0) for pair, rival in found)
+    digits, points = _unit(table, found)
+    gap = fmean(ours.mean - rival.mean for ours, rival in found)
     label = ", ".join(dict.fromkeys(rival.label for _, rival in found))
     detail = found[0][1].text if len(found) == 1 else f"mean of {len(found)} columns"
-    ends = interval(_paired((pair.ours.cell, rival.cell) for pair, rival in found))
+    ends = interval(paired((ours.cell, rival.cell) for ours, rival in found))
     within = f"; {CONFIDENCE:.0%} interval {signed(ends[0], digits)} to {signed(ends[1], digits)}" if ends else ""
-    points = "points" if unit == "%" else unit
     return Headline(f"{signed(gap, digits)} {points}", f"from backpropagation at its memory ({label})", detail + within)
 
 
 def _forwards(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
     def value(cell: TableCell) -> float | None:
-        counts = {forwarded(plan, standing, trial_id) for trial_id in cell.trial_ids}
+        runs = {i: standing.outcomes.get(i) for i in cell.trial_ids}
+        counts = {run.steps_done * forwarded_per_step(plan, standing, i) if run else 0 for i, run in runs.items()}
         return float(counts.pop()) if len(counts) == 1 else None
 
     found = [both for pair in against if (both := _both(pair, value))]
@@ -403,14 +380,8 @@ def _shown(found: Sequence[Both], text: Callable[[float], str]) -> str:
     return f"{text(found[0][0])} instead of {text(found[0][1])}" if len(found) == 1 else f"over {len(found)} columns"
 
 
-def forwarded(plan: Plan, standing: Standing, trial_id: str) -> int:
-    """Return the examples that a finished trial's steps forwarded; a backward pass counts as two. 0 if not known."""
-    outcome = standing.outcomes.get(trial_id)
-    return outcome.steps_done * forwarded_per_step(plan, standing, trial_id) if outcome else 0
-
-
 def forwarded_per_step(plan: Plan, standing: Standing, trial_id: str) -> int:
-    """Return the examples that a trial forwards per step; 0 if its configuration cannot be read here."""
+    """Return the examples that a trial forwards per step, a backward pass as two; 0 if it cannot be read here."""
     outcome = standing.outcomes.get(trial_id)
     try:
         config = TrialConfig.of(plan.every[trial_id].config)

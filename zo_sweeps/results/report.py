@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
@@ -15,22 +19,29 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.core.units import bytes_text, visible
 from zo_sweeps.plan.build import Plan
+from zo_sweeps.record.journal import JournalStore, trail
 from zo_sweeps.results import sweep_figures as charts
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.chart_data import chart_library, curve_data
 from zo_sweeps.results.compare import compared
-from zo_sweeps.results.findings import BestRow, findings
-from zo_sweeps.results.imported import with_imported
-from zo_sweeps.results.past_trials import with_earlier
+from zo_sweeps.results.exchange import with_imported
+from zo_sweeps.results.findings import BestRow, findings, forwarded_per_step
+from zo_sweeps.results.past_sweeps import with_earlier
 from zo_sweeps.schedule.ledger import Standing
-from zo_sweeps.tables import Table
+from zo_sweeps.tables import Rule, Table
 from zo_sweeps.tables.draw import inline_svg
-from zo_sweeps.tables.html import cells_html, differences_html, document, selected_html
+from zo_sweeps.tables.figure_kinds.curve import CURVE_X, CURVES, windowed
+from zo_sweeps.tables.figures import TOLD_APART
+from zo_sweeps.tables.html import cells_html, differences_html, document
 from zo_sweeps.tables.page import readable, together
 from zo_sweeps.tables.records import described
+from zo_sweeps.tables.select import select, settings
 from zo_sweeps.tables.stats import differences
+from zo_sweeps.tables.text_cells import capital, plain
 
 WEB = Path(__file__).parent / "web"
+UPLOT = WEB / "uplot"
+FORWARDS = "Forwarded examples (a backward pass counts as two forwards)"
+DIGITS = 5  # significant, of a drawn value
 SHOWN = ("dev/loss", "test/metric", "wall_seconds")
 BAD = (TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY)
 DAY = "%Y-%m-%d"
@@ -50,13 +61,12 @@ def html(
     plan: Plan,
     composer: Composer,
     standing: Standing,
-    state_dir: Path,
     command: str,
     *,
     assets: str = "",
     index: str = "",
 ) -> str:
-    """Return the report of a plan with the results so far in `state_dir`; web/report.html.j2 has its text.
+    """Return the report of a plan with the results so far in its state folder; web/report.html.j2 has its text.
 
     The same results give the same page.
 
@@ -73,18 +83,18 @@ def html(
     measured = readout.tables(plan, composer, standing)
     own = [readable(table) for table in measured]
     page = together(with_imported(with_earlier(measured, plan, composer, standing), plan, composer))
-    curves = curve_data(plan, standing, state_dir)
+    curves = curve_data(plan, standing)
     rows = curves.get("rows", [])
     drawn = sum(row["shown"] for row in rows)
     parts = {
         "found": (found := findings(plan, standing, own)),
         "best": _best(found.best),
-        **_figures(plan, composer, standing, state_dir),
+        **_figures(plan, composer, standing),
         "tables": [cells_html(table, title) for title, table in page.tables],
-        "selected": [selected_html(grid, title) for title, grid in page.selected],
+        "selected": page.selected,
         "footnotes": page.footnotes,
         "notes": [note for note in page.notes if note not in plan.caveats],
-        "differences": _differences(own, plan, state_dir),
+        "differences": _differences(own, plan),
         "curves": as_script(curves) if curves else "",
         "curves_note": f"Drawn at first: {drawn} of {len(rows)} rows, the best by {curves['best_by']}."
         if drawn < len(rows)
@@ -131,23 +141,19 @@ def _title(table: Table, plan: Plan) -> str:
     """Return the table's title without that of the grid, which heads the page, and with its unit."""
     title = table.spec.title.removeprefix(f"{plan.title}: ")
     unit = described(table.spec.measure, table.spec.measures, table.spec.columns, title)
-    return f"{_capital(title)} ({unit})" if unit else _capital(title)
+    return f"{capital(title)} ({unit})" if unit else capital(title)
 
 
 def _best(lines: Sequence[BestRow]) -> list[tuple[str, ...]]:
     """Return the head and the lines of the table of best rows, without columns that are empty in every line."""
-    texts = [(_capital(it.table), it.column, it.row, it.value, it.seeds, it.so_far or "complete") for it in lines]
+    texts = [(capital(it.table), it.column, it.row, it.value, it.seeds, it.so_far or "complete") for it in lines]
     kept = [i for i, _ in enumerate(BEST_COLUMNS) if any(line[i] for line in texts)]
     return [tuple(line[i] for i in kept) for line in (BEST_COLUMNS, *texts)] if texts else []
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _differences(tables: Sequence[Table], plan: Plan, state_dir: Path) -> list[str]:
+def _differences(tables: Sequence[Table], plan: Plan) -> list[str]:
     """Return the tables of paired differences; what their numbers mean stands below the last of those with examples."""
-    made = [(table, compared(table, state_dir)) for table in tables if differences(table)]
+    made = [(table, compared(table, plan.config.folder)) for table in tables if differences(table)]
     last = max((i for i, (_, examples) in enumerate(made) if examples), default=len(made) - 1)
     return [
         differences_html(table, examples, _title(table, plan), notes=i == last)
@@ -184,10 +190,10 @@ def _meta(plan: Plan, standing: Standing) -> str:
     return " · ".join([f"Grid {plan.name}", trials, seeded, ", ".join(plan.labels.values()), between])
 
 
-def _figures(plan: Plan, composer: Composer, standing: Standing, state_dir: Path) -> dict[str, Any]:
+def _figures(plan: Plan, composer: Composer, standing: Standing) -> dict[str, Any]:
     """Return the figures as <svg>: that of the main table, the curves, and those that the grid defines."""
     try:
-        drawn = charts.figures(plan, composer, standing, state_dir)
+        drawn = charts.figures(plan, composer, standing)
     except UserError as error:  # a page of tables alone is worth having
         return {"result": None, "curve_figures": [], "figures": [], "no_figures": f"No figures: {error}"}
     made = [
@@ -276,3 +282,90 @@ def _provenance(plan: Plan, standing: Standing, here: Mapping[str, Any]) -> list
         hosts = sorted({standing.nodes[i] for i in plan.every if i in standing.nodes})
         parts += [f"on {', '.join(hosts)}"] if hosts else []
     return parts
+
+
+def curve_data(plan: Plan, standing: Standing) -> dict[str, Any]:
+    """Return the chart's data: its axes, columns and rows, and a list of runs per row and column; no `rows` if empty.
+
+    A run has its seed, id, examples forwarded per step, and for each y in CURVES steps, seconds and values. Training
+    losses are means over windows. Cost: reads the journals of the selected settings; some kB per run.
+    """
+    rule, journals = Rule(plan.grid.select.metric, plan.grid.select.mode), JournalStore(plan.config.folder)
+    records = readout.records(plan, standing)
+    measure, measures = readout.column_measures(plan, "accuracy", charts.PERCENT)
+    columns = list(plan.labels)
+    rows: list[dict[str, Any]] = []
+    shown = dict.fromkeys(record.block for record in records)
+    for block in shown:
+        parts, scores = [], []
+        for i, column in enumerate(columns):
+            chosen = select(settings([r for r in records if (r.block, r.column) == (block, column)]), rule)
+            if chosen is None:
+                continue
+            unit = measures.get(column, measure).unit_size
+            runs = [_run(plan, standing, journals, record.trial_id, record.seed, unit) for record in chosen.records]
+            if any(run["curves"] for run in runs):
+                values = (f"{key.rpartition('.')[2]} {plain(one)}" for key, one in chosen.hyperparameters.items())
+                parts.append({"column": i, "setting": ", ".join(values), "runs": runs})
+                scores += [score for score in [chosen.mean(rule.metric)] if score is not None]
+        if parts:  # the mean over its columns of what its setting is selected by, the lower the better
+            score = (1 if rule.mode == "min" else -1) * fmean(scores) if scores else math.inf
+            rows.append({"label": plan.grid.label(block), "parts": parts, "shown": score})
+    if not rows:
+        return {}
+    drawn = sorted(range(len(rows)), key=lambda i: float(rows[i]["shown"]))[:TOLD_APART]
+    for i, row in enumerate(rows):
+        row["shown"] = i in drawn
+    has = {name for row in rows for part in row["parts"] for run in part["runs"] for name in run["curves"]}
+    named = {**CURVES, "dev/metric": (f"Dev {measure.name or readout.first_metric(plan)} ({measure.unit})", 1.0)}
+    return {
+        "x": [
+            *({"key": key, "label": label} for key, label in CURVE_X.items()),
+            {"key": "forwards", "label": FORWARDS},
+        ],
+        "y": [{"key": key, "label": label} for key, (label, _) in named.items() if key in has],
+        "columns": [plan.labels[column] for column in columns],
+        "rows": rows,
+        "best_by": rule.metric,
+    }
+
+
+def _run(
+    plan: Plan, standing: Standing, journals: JournalStore, trial_id: str, seed: int, metric_unit: float
+) -> dict[str, Any]:
+    curves = trail(journals.read(trial_id, ended=standing.has_result(trial_id)))
+    shown = {}
+    for name, (_, unit) in CURVES.items():
+        points: Sequence[tuple[int, float, float]] = curves[name]
+        if name == "train/loss":
+            points = windowed(points)
+        if points and points[-1][0] > 0:  # a trial without steps has no curve
+            scale = metric_unit if name == "dev/metric" else unit
+            steps, times, values = zip(*points, strict=True)
+            shown[name] = [list(steps), [_short(t) for t in times], [_short(value / scale) for value in values]]
+    each = forwarded_per_step(plan, standing, trial_id)
+    return {"id": trial_id, "seed": seed, "forwards": each, "curves": shown}
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+
+@cache
+def chart_library() -> tuple[str, str]:
+    """Return the chart library (script, style), the script with its licence as a comment.
+
+    Raises ValueError if a file is not the one that was published.
+    """
+    source = json.loads((UPLOT / "SOURCE.json").read_text(encoding="utf-8"))
+    texts = []
+    for name, digest in source["sha256"].items():
+        content = (UPLOT / name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise ValueError(f"{name} is not that of {source['name']} {source['version']}")
+        texts.append(content.decode().strip())
+    script, style = texts
+    licence = (UPLOT / "LICENSE").read_text(encoding="utf-8").strip()
+    header, _, code = script.partition("\n")  # the library's own comment, which has its address
+    assert header.startswith("/*!")
+    return f"/* {source['name']} {source['version']}\n\n{licence}\n*/\n{code}", style

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,24 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import new_folder, replace_text
 from zo_sweeps.core.host import VERSION
+from zo_sweeps.plan.build import Plan
+from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import Launched, in_folder, launched
 from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.chart_data import chart_library, quantiles, rows_data
+from zo_sweeps.results.compare import of_cell
 from zo_sweeps.results.findings import findings
-from zo_sweeps.results.past_sweeps import ReadablePlan, of_sweep
-from zo_sweeps.results.past_trials import of_grids
+from zo_sweeps.results.past_sweeps import ReadablePlan, of_grids, of_sweep
 from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
+from zo_sweeps.tables import Table
 from zo_sweeps.tables.html import STYLE, document
 from zo_sweeps.tables.page import readable
+from zo_sweeps.tables.stats import CONFIDENCE
+from zo_sweeps.tables.text_cells import value_text
 
 MARK = ".zo-sweeps-site.json"  # lists the site's files: a folder with it may be written again
 INDEX, COMPARE, ASSETS, REPORTS = "index.html", "compare.html", "assets", "reports"
+DEGREES = 60  # of freedom, up to which Student's quantile is listed; the last one stands for more
 UNSAFE = r"[^A-Za-z0-9_-]"  # in the name of a file and in an address
 
 
@@ -92,7 +97,7 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
 
     Finished trials of no readable sweep have a line too.
     """
-    script, style = chart_library()
+    script, style = report.chart_library()
     files = {
         f"{ASSETS}/style.css": f"{STYLE.read_text(encoding='utf-8').strip()}\n{style}\n",
         f"{ASSETS}/uplot.js": script + "\n",
@@ -106,7 +111,7 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
     for sweep in reversed(launched(state_dir)):
         try:
             reading = of_sweep(in_folder(sweep.command, str(state_dir)))
-            card, page, data = _sweep(sweep, reading, standing, state_dir)
+            card, page, data = _sweep(sweep, reading, standing)
         except UserError as error:
             left_out.append(f"{sweep.grid} ({sweep.command.sweep_id}): {error}")
             continue
@@ -145,23 +150,14 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
     return files, len(cards), tuple(left_out)
 
 
-def _sweep(
-    sweep: Launched, reading: ReadablePlan, standing: Standing, state_dir: Path
-) -> tuple[dict[str, Any], str, dict[str, Any]]:
+def _sweep(sweep: Launched, reading: ReadablePlan, standing: Standing) -> tuple[dict[str, Any], str, dict[str, Any]]:
     """Return a sweep's entry in the index, its report, and its rows for the comparison."""
     plan, composer = reading.plan, reading.composer
     own = readout.tables(plan, composer, standing)
     name = sweep.command.sweep_id[:8]
     href = f"{REPORTS}/{re.sub(UNSAFE, '-', plan.name)}-{name}.html"
-    page = report.html(
-        plan,
-        composer,
-        standing,
-        state_dir,
-        str(reading.command),
-        assets=f"../{ASSETS}",
-        index=f"../{INDEX}",
-    )
+    links = {"assets": f"../{ASSETS}", "index": f"../{INDEX}"}
+    page = report.html(plan, composer, standing, str(reading.command), **links)
     when = report.dates(plan, standing)
     card = {
         "href": href,
@@ -173,6 +169,49 @@ def _sweep(
         "trials": len(plan.every),
         "caveats": plan.caveats,
     }
-    rows = [{"id": f"{name}-{row['block']}", **row} for row in rows_data(plan, own, state_dir)]
+    rows = [{"id": f"{name}-{row['block']}", **row} for row in rows_data(plan, own)]
     data = {key: card[key] for key in ("href", "title", "grid", "date", "caveats")}
     return card, page, {**data, "rows": rows}
+
+
+def quantiles() -> list[float]:
+    """Return Student's two-sided quantile at CONFIDENCE for 1, 2, …, DEGREES degrees of freedom."""
+    from scipy.special import stdtrit
+
+    return [round(float(stdtrit(k, (1 + CONFIDENCE) / 2)), 4) for k in range(1, DEGREES + 1)]
+
+
+def rows_data(plan: Plan, tables: Sequence[Table]) -> list[dict[str, Any]]:
+    """Return the rows of a sweep, each with its cells that have a value: by measure, column and seed.
+
+    Cells of test scores have their runs' predictions, a bit per example, by the digest of the test rows. Rows without
+    any value are left out. Cost: reads the journals of the runs behind the tables of scores.
+    """
+    journals = JournalStore(plan.config.folder)
+    rows = []
+    for block in plan.grid.blocks:
+        cells: dict[tuple[str, str], dict[str, Any]] = {}
+        for table in tables:
+            for key, label in table.spec.columns if block in dict(table.rows) else ():
+                cell, measure = table.cells[block, key], table.spec.of(key)
+                place = "".join(one.text() for one in cell.places)  # costs of different places are not compared
+                where = (f"{measure.metric}-{measure.minus}-{measure.ratio} {measure.unit} {place}".rstrip(), label)
+                if cell.mean is None or not cell.values or where in cells:
+                    continue
+                cells[where] = {
+                    "key": " ".join(where),
+                    "measure": measure.name or table.spec.layout.replace("_", " "),
+                    "column": label,
+                    "unit": measure.unit,
+                    "digits": measure.digits,
+                    "text": value_text(cell, table, key),
+                    "seeds": {str(seed): value for seed, value in cell.values.items()},
+                    "trials": list(cell.trial_ids),
+                    "right": [
+                        {"rows": made.rows, "right": "".join("01"[right] for right in made.right)}
+                        for made in (of_cell(cell, journals) if measure.metric.startswith("test/") else ())
+                    ],
+                }
+        if cells:
+            rows.append({"block": block, "label": plan.grid.label(block), "cells": list(cells.values())})
+    return rows

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridFigure
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, require_known, unknown
 from zo_sweeps.core.events import Event
 from zo_sweeps.core.trial import METRICS
 from zo_sweeps.plan.as_written import altered
@@ -19,7 +18,7 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.expand import flatten
 from zo_sweeps.record.journal import JournalStore, gradients, trail
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.measures import column_measures, first_metric, metric_names
+from zo_sweeps.results.tables import column_measures, first_metric, metric_names
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Rule
 from zo_sweeps.tables.figure_kinds.rows import row_figure
@@ -37,9 +36,7 @@ DEFAULTS = {
 PERCENT = Measure(metric="dev/metric", unit="%", unit_size=0.01)  # of a dev/metric curve
 
 
-def figures(
-    plan: Plan, composer: Composer, standing: Standing, state_dir: Path, only: Sequence[str] = ()
-) -> list[Figure]:
+def figures(plan: Plan, composer: Composer, standing: Standing, only: Sequence[str] = ()) -> list[Figure]:
     """Return the grid's figures, in its order; for a grid that defines none its first table's rows, then curves.
 
     Args:
@@ -50,11 +47,9 @@ def figures(
     named = plan.grid.figures or DEFAULTS
     main = next(iter(plan.grid.tables), "") if not plan.grid.figures else ""  # of whose rows the first figure is
     every = [*([MAIN] if main else []), *named]
-    for name in only:
-        if name not in every:
-            raise unknown("figure", name, every, where=f"grid {plan.name}")
+    require_known("figure", only, every, where=f"grid {plan.name}")
     records = readout.records(plan, standing)
-    journals, made = JournalStore(state_dir), []
+    journals, made = JournalStore(plan.config.folder), []
 
     def events(trial_id: str) -> list[Event]:
         return journals.read(trial_id, ended=standing.has_result(trial_id))
@@ -114,9 +109,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
     where = f"figure {name} of grid {plan.name}"
     blocks = plan.grid.blocks
     series = layout.series or {block: "" for block, spec in blocks.items() if not spec.setting_of}
-    for block in (*series, *layout.over.values()):
-        if block not in blocks:
-            raise unknown("block", block, blocks, where=where)
+    require_known("block", (*series, *layout.over.values()), blocks, where=where)
     kind, x, y, selected = kind_of_grid(layout.kind, where), layout.x, layout.y, layout.select or plan.grid.select
     measure: Measure | None = None
     measures: dict[str, Measure] = {}

@@ -1,4 +1,7 @@
-"""The records and tables of a grid, from its plan and the ledger."""
+"""The records, measures and tables of a grid, from its plan and the ledger.
+
+In tables and figures alike, a metric's name, unit and direction come from its task.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,17 @@ from itertools import product
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.caveats import OTHER_CODE
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, require_known, unknown
 from zo_sweeps.core.place import Place, places
 from zo_sweeps.core.trial import ENERGY, SECONDS_TO_TARGET, TO_TARGET, Outcome, Trial, TrialState
 from zo_sweeps.methods.code import code_of
+from zo_sweeps.methods.metric import Metric, as_mapping
+from zo_sweeps.methods.task import Task
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.as_written import altered, beside_written, extents
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.spent import dev_within, until
-from zo_sweeps.results.measures import check_rule, column_measures, of_shares
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Record, Table, TableSpec, build
 from zo_sweeps.tables.published import load
@@ -87,9 +91,7 @@ def tables(
     Raises UserError for a name that is not one of the grid's tables, or a layout that does not fit the published table.
     """
     named = plan.grid.tables
-    for name in only:
-        if name not in named:
-            raise unknown("table", name, named, where=f"grid {plan.name}")
+    require_known("table", only, named, where=f"grid {plan.name}")
     trials_of = of or plan
     rows = records(trials_of, standing)
     devices = [outcome.device for trial_id, outcome in standing.outcomes.items() if trial_id in plan.every]
@@ -165,9 +167,8 @@ def check(plan: Plan, composer: Composer) -> None:
 
 def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, Sequence[str]]) -> TableSpec:
     layout, blocks, changed = plan.grid.tables[name], plan.grid.blocks, altered(plan, composer)
-    for block in filter(None, (*layout.rows, *layout.over.values(), layout.beyond)):
-        if block not in blocks:
-            raise unknown("block", block, blocks, where=f"table {name} of grid {plan.name}")
+    where = f"table {name} of grid {plan.name}"
+    require_known("block", filter(None, (*layout.rows, *layout.over.values(), layout.beyond)), blocks, where=where)
     file = f"conf/table/{layout.layout}.yaml"
     measure = Measure.from_mapping(composer.option("table", layout.layout), file)
     relaid = layout.published and composer.command_line.sets(f"grid.tables.{name}.layout")
@@ -177,10 +178,10 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         needs = layout.target is None
         what = f"the layout {layout.layout!r} {'needs a' if needs else 'has no'} target"
         fix = f"grid.tables.{name}.target=0.8" if needs else "use a layout of costs to a target: energy_to_target"
-        raise UserError(what, where=f"table {name} of grid {plan.name}", fix=fix)
+        raise UserError(what, where=where, fix=fix)
     if layout.within is not None and not measure.metric.startswith("dev/"):
         what = f"the layout {layout.layout!r} shows no dev scores, and `within` is of these"
-        raise UserError(what, where=f"table {name} of grid {plan.name}", fix="use dev_accuracy or dev_loss")
+        raise UserError(what, where=where, fix="use dev_accuracy or dev_loss")
     measure, measures = column_measures(plan, layout.layout, measure)
     chosen = layout.select or plan.grid.select
     rule = Rule(chosen.metric, chosen.mode)
@@ -247,3 +248,96 @@ def _differences(plan: Plan, layout: GridTable, changed: Collection[tuple[str, s
         if not {*product(rows, columns)} <= {*changed}:
             flags.append(Flag(one.note, tuple(rows) * bool(one.rows), tuple(columns) * bool(one.columns), one.about))
     return tuple(flags)
+
+
+def column_measures(plan: Plan, layout: str, measure: Measure) -> tuple[Measure, dict[str, Measure]]:
+    """Return (the measure of a table, the measures of the columns that differ from it).
+
+    test/metric and dev/metric stand for each column's own metric. Columns whose metric has the unit and the
+    direction of the layout (accuracy and F1, in percent) keep the layout's measure.
+
+    Args:
+        layout: name of the layout; a metric of the same name is not named again.
+        measure: of the layout.
+
+    Raises UserError if a column mixes metrics of different units or directions.
+    """
+    split, _, what = measure.metric.partition("/")
+    if split not in ("test", "dev") or what == "loss":
+        return measure, {}
+    metrics = {column: one for column, one in _metrics(plan, what).items() if one is not None}
+    own = {column: _of(metric, measure, layout) for column, metric in metrics.items()}
+    if len(set(own.values())) == 1 and len(own) == len(plan.labels):
+        return next(iter(own.values())), {}
+    return measure, {column: one for column, one in own.items() if not _alike(one, measure)}
+
+
+def of_shares(plan: Plan, measure: Measure) -> frozenset[str]:
+    """Return the columns whose cells are shares of right test rows, beside which a guess has a score."""
+    split, _, what = measure.metric.partition("/")
+    metrics = _metrics(plan, what) if split == "test" and what != "loss" else {}
+    return frozenset(column for column, metric in metrics.items() if metric is not None and metric.share_right)
+
+
+def check_rule(plan: Plan, rule: Rule) -> None:
+    """Raise UserError if no task has the rule's metric, or if the rule selects the worst value of a column's."""
+    _, _, what = rule.metric.partition("/")
+    known = ("loss", "metric", *metric_names(plan))
+    if what not in known:
+        names = [f"dev/{name}" for name in known]
+        raise unknown("metric", rule.metric, names, where=f"grid.select of grid {plan.name}")
+    for column, metric in _metrics(plan, what).items() if what != "loss" else ():
+        if metric is not None and (rule.mode == "max") != (metric.better == "higher"):
+            other = "max" if rule.mode == "min" else "min"
+            raise UserError(
+                f"column {column!r} is selected by the {'highest' if rule.mode == 'max' else 'lowest'} {rule.metric}, "
+                f"but {metric.display or metric.name} is better when {metric.better}",
+                where=f"grid {plan.name}",
+                fix=f"set grid.select.mode={other}, or select by dev/loss",
+            )
+
+
+def metric_names(plan: Plan) -> list[str]:
+    """Return the names of all metrics of the grid's tasks."""
+    tasks = (TrialConfig.task_of(trial.config) for trial in plan.every.values())
+    return sorted({metric.name for task in tasks for metric in task.metric})
+
+
+def first_metric(plan: Plan) -> str:
+    """Return the name of the columns' first metric, "metric" if they have several."""
+    names = {metric.display or metric.name for metric in _metrics(plan, "metric").values() if metric is not None}
+    return next(iter(names)) if len(names) == 1 else "metric"
+
+
+def _metrics(plan: Plan, what: str) -> dict[str, Metric | None]:
+    """Return column -> the metric of its trials: the task's first, or the one named `what`; None if it has none."""
+    tasks: dict[tuple[str, str, tuple[Metric, ...]], Task] = {}
+    for cell in plan.cells:
+        task = TrialConfig.task_of(plan.every[cell.trial_id].config)
+        tasks.setdefault((cell.task, task.name, task.metric), task)
+    metrics: dict[str, Metric | None] = {}
+    for (column, _, _), task in tasks.items():
+        every = task.metric
+        metric = every[0] if what == "metric" else next((m for m in every if m.name == what), None)
+        known = metrics.setdefault(column, metric)
+        if metric is not None and known is not None and as_mapping(metric) != as_mapping(known):
+            if (metric.unit, metric.better) == (known.unit, known.better):
+                continue
+            names = f"{known.display or known.name} and {metric.display or metric.name}"
+            raise UserError(
+                f"column {column!r} mixes {names}",
+                where=f"grid {plan.name}",
+                fix="give each metric a column of its own",
+            )
+    return metrics
+
+
+def _of(metric: Metric, measure: Measure, layout: str) -> Measure:
+    made = replace(measure, **as_mapping(metric))
+    if _alike(made, measure):
+        made = replace(made, digits=measure.digits)
+    return replace(made, name="") if made.name == layout or metric.name == layout else made
+
+
+def _alike(one: Measure, other: Measure) -> bool:
+    return (one.unit, one.unit_size, one.better) == (other.unit, other.unit_size, other.better)

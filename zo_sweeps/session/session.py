@@ -183,7 +183,7 @@ def run(
             view.result(plan, result)
             page = {}
             try:
-                page["report.html"] = report.html(plan, composer, ledger, state_dir, str(command))
+                page["report.html"] = report.html(plan, composer, ledger, str(command))
             except UserError as error:
                 view.say(f"no report: {error}")
             _hand_over(plan, mirror, result, page, view)

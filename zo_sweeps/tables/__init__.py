@@ -2,11 +2,9 @@
 
 from zo_sweeps.tables.build import build
 from zo_sweeps.tables.cells import CellState, Table, TableCell
-from zo_sweeps.tables.csv import to_csv
 from zo_sweeps.tables.html import to_html
-from zo_sweeps.tables.latex import to_latex
-from zo_sweeps.tables.plain_text import to_markdown, to_text
 from zo_sweeps.tables.records import Flag, Measure, Record, Rule, TableSpec
+from zo_sweeps.tables.renderings import to_csv, to_latex, to_markdown, to_text
 
 __all__ = [
     "CellState",

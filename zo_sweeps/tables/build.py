@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import fmean, stdev
 
 from zo_sweeps.core.caveats import remarks
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, require_known
 from zo_sweeps.core.place import apart
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.tables.cells import CellState, Extent, Table, TableCell, place_flags, places_of, together
@@ -52,12 +52,12 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
     drafts: dict[tuple[str, str], TableCell] = {}
     for block, _ in spec.rows:
         for column, label in spec.columns:
-            number, std = _published(spec, published, block, column, label)
             made = _ratio if spec.measure.ratio else _paired if spec.measure.paired else _plain
-            cell = made(spec, column, grouped, block, number)
-            extent = _extent(spec, column, grouped, block)
-            notes = [OF_WRITTEN.format(extent.lacks)] if extent and extent.settings and extent.lacks else []
-            drafts[block, column] = replace(cell, published_std=std, extent=extent, notes=(*cell.notes, *notes))
+            cell, extent = made(spec, column, grouped, block), _extent(spec, column, grouped, block)
+            lacks = [OF_WRITTEN.format(extent.lacks)] if extent and extent.settings and extent.lacks else []
+            number, std = _published(spec, published, block, column, label)
+            notes = (*cell.notes, *lacks)
+            drafts[block, column] = replace(cell, published=number, published_std=std, extent=extent, notes=notes)
         cells = [drafts[block, column] for column, _ in spec.columns]
         if spec.average:
             drafts[block, AVERAGE] = _average(spec, cells)
@@ -95,14 +95,11 @@ def _check(spec: TableSpec, published: Published) -> None:
     where = f"table {spec.name!r}"
     if not published.numeric:
         raise UserError(f"{published.reference} is a table of {published.kind}, not of numbers", where=where)
+    require_known(f"row of {published.reference}", spec.published_rows.values(), published.rows, where=where)
     for name in spec.published_rows.values():
-        if name not in published.rows:
-            raise unknown(f"row of {published.reference}", name, published.rows, where=where)
         if (unit := published.unit_of(name)) != spec.measure.unit:
             raise UserError(f"{published.reference} is in {unit}, the table in {spec.measure.unit}", where=where)
-    for name in spec.published_columns.values():
-        if name not in published.columns:
-            raise unknown(f"column of {published.reference}", name, published.columns, where=where)
+    require_known(f"column of {published.reference}", spec.published_columns.values(), published.columns, where=where)
 
 
 def _published(
@@ -130,36 +127,35 @@ def _altered(spec: TableSpec, block: str, column: str) -> bool:
 Grouped = Mapping[tuple[str, str], list[Record]]  # (block, column) -> its records
 
 
-def _plain(spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None) -> TableCell:
+def _plain(spec: TableSpec, column: str, grouped: Grouped, block: str) -> TableCell:
     records, measure = grouped.get((block, column), []), spec.of(column)
     if measure.reaches:
         return _search(spec, measure, records)
     if block not in spec.setting_of:
-        return _cell(spec, measure, records, published)
+        return _cell(spec, measure, records)
     search = grouped.get((spec.setting_of[block], column), [])
     chosen = select(settings(search), spec.rule)
     if chosen is None:
         state = CellState.NOT_RUN if search and records else CellState.NOT_PLANNED
-        return _without_value(state, records, published, [FOLLOWS] if search else [])
+        return _without_value(state, records, [FOLLOWS] if search else [])
     same = [r for r in records if all(chosen.hyperparameters.get(k) == v for k, v in r.hyperparameters.items())]
-    cell = _cell(spec, measure, same, published)
+    cell = _cell(spec, measure, same)
     return cell if all(record.is_result for record in search) else replace(cell, notes=(*cell.notes, FOLLOWS_SO_FAR))
 
 
-def _ratio(spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None) -> TableCell:
+def _ratio(spec: TableSpec, column: str, grouped: Grouped, block: str) -> TableCell:
     """Return the value of the block that `spec.over` names over the row's own, each minus that of `spec.beyond`."""
     blocks = [spec.over[block], block, *filter(None, [spec.beyond])]
-    cells = [_plain(spec, column, grouped, name, None) for name in blocks]
+    cells = [_plain(spec, column, grouped, name) for name in blocks]
     means = [cell.mean for cell in cells if cell.mean is not None]
     finished, planned = (sum(getattr(cell, name) for cell in cells) for name in ("finished", "planned"))
     if len(means) < len(cells):
         lacking = next(cell for cell in cells if cell.mean is None)
-        return replace(lacking, published=published, finished=finished, planned=planned)
+        return replace(lacking, finished=finished, planned=planned)
     above, below = (mean - sum(means[2:]) for mean in means[:2])
     complete = all(cell.state is CellState.DONE for cell in cells)
     ratio = TableCell(
         state=CellState.DONE if complete else CellState.PARTIAL,
-        published=published,
         finished=finished,
         planned=planned,
         trial_ids=tuple(dict.fromkeys(trial_id for cell in cells for trial_id in cell.trial_ids)),
@@ -169,23 +165,21 @@ def _ratio(spec: TableSpec, column: str, grouped: Grouped, block: str, published
         return replace(ratio, state=CellState.PLACES_DIFFER, notes=(why,))
     if below <= 0:
         return replace(ratio, state=CellState.UNMEASURED, notes=(NOT_ABOVE,))
-    mean = above / below
     notes = tuple(dict.fromkeys(note for cell in cells for note in cell.notes))
-    return replace(ratio, mean=mean, difference=None if published is None else mean - published, notes=notes)
+    return replace(ratio, mean=above / below, notes=notes)
 
 
-def _paired(spec: TableSpec, column: str, grouped: Grouped, block: str, published: float | None) -> TableCell:
+def _paired(spec: TableSpec, column: str, grouped: Grouped, block: str) -> TableCell:
     """Return the mean over seeds of the row's value minus that of the block that `spec.over` names."""
-    cell, other = (_plain(spec, column, grouped, name, None) for name in (block, spec.over[block]))
+    cell, other = (_plain(spec, column, grouped, name) for name in (block, spec.over[block]))
     if cell.mean is None or other.mean is None:
-        return replace(cell if cell.mean is None else other, published=published)
+        return cell if cell.mean is None else other
     values = {seed: value - other.values[seed] for seed, value in cell.values.items() if seed in other.values}
     done = all(one.state is CellState.DONE for one in (cell, other))
     return replace(
         _difference([*values.values()], len(spec.rows), cell),
         state=CellState.DONE if done else CellState.PARTIAL,
         values=values,
-        published=published,
         notes=tuple(dict.fromkeys((*cell.notes, *other.notes))),
     )
 
@@ -207,13 +201,13 @@ def _search(spec: TableSpec, measure: Measure, records: list[Record]) -> TableCe
     found = settings(records)
     first = [min(setting.records, key=lambda record: record.seed) for setting in found]
     if len(found) < 2 or not all(record.is_result for record in first):
-        return _without_value(CellState.NOT_PLANNED if len(found) < 2 else CellState.IN_PROGRESS, records, None)
+        return _without_value(CellState.NOT_PLANNED if len(found) < 2 else CellState.IN_PROGRESS, records)
     values = [measure.value(r.metrics) if r.state == TrialState.SUCCEEDED.value else math.nan for r in first]
     sound = [value for value in values if math.isfinite(value)]
     if not sound:
-        return _without_value(CellState.DIVERGED, records, None)
+        return _without_value(CellState.DIVERGED, records)
     good = sum(value >= measure.reaches * max(sound) for value in sound)
-    cell = _without_value(CellState.DONE, records, None)
+    cell = _without_value(CellState.DONE, records)
     return replace(cell, mean=(len(found) + 1) / (good + 1), trial_ids=tuple(record.trial_id for record in first))
 
 
@@ -246,7 +240,6 @@ def _over_columns(
         state=without if mean is None else CellState.DONE if complete else CellState.PARTIAL,
         mean=mean,
         published=published,
-        difference=None if mean is None or published is None else mean - published,
         finished=finished,
         planned=planned,
         places=together(cells),
@@ -254,20 +247,19 @@ def _over_columns(
     )
 
 
-def _cell(spec: TableSpec, measure: Measure, records: list[Record], published: float | None) -> TableCell:
+def _cell(spec: TableSpec, measure: Measure, records: list[Record]) -> TableCell:
     candidates = settings(records)
     whole = select(candidates, spec.rule)
     selected = whole or select(so_far(candidates), spec.rule)
     if selected is None:
         state, notes = _empty(candidates, spec)
-        return _without_value(state, records, published, notes)
+        return _without_value(state, records, notes)
     if not measure.metric:
-        return _without_value(CellState.NOT_COMPARABLE, records, published)
+        return _without_value(CellState.NOT_COMPARABLE, records)
     values = _values(selected, measure)
     if values is None:
         state, notes = _unmeasured(selected, measure)
-        return _without_value(state, records, published, notes)
-    mean = fmean(values)
+        return _without_value(state, records, notes)
     at_edge = edges(selected, candidates) if whole else {}
     beside = _values(selected, measure.beside) if measure.beside else None
     finished = sum(record.is_result for record in records)
@@ -277,13 +269,11 @@ def _cell(spec: TableSpec, measure: Measure, records: list[Record], published: f
     notes += [*_stopped(records), *remarks(metrics, measure.metric, of_cost=not measure.of_scores)]
     return TableCell(
         state=CellState.DONE if complete else CellState.PARTIAL,
-        mean=mean,
+        mean=fmean(values),
         std=stdev(values) if len(values) > 1 else None,
         n=len(values),
         beside=fmean(beside) if beside else None,
         selected=selected.hyperparameters,
-        published=published,
-        difference=None if published is None else mean - published,
         finished=finished,
         planned=len(records),
         edges=at_edge,
@@ -318,12 +308,9 @@ def _unmeasured(setting: HyperparameterSetting, measure: Measure) -> tuple[CellS
     return CellState.UNMEASURED, list(dict.fromkeys(reasons)) or [f"the selected runs did not measure {measure.metric}"]
 
 
-def _without_value(
-    state: CellState, records: list[Record], published: float | None, notes: Iterable[str] = ()
-) -> TableCell:
+def _without_value(state: CellState, records: list[Record], notes: Iterable[str] = ()) -> TableCell:
     return TableCell(
         state=state,
-        published=published,
         finished=sum(record.is_result for record in records),
         planned=len(records),
         trial_ids=tuple(sorted(record.trial_id for record in records)),
@@ -384,7 +371,7 @@ def _ranks(
         measure = spec.of(key)
         sign = 1 if measure.better == "higher" else -1
         columns.append({b: sign * round(mean, measure.digits) for b, mean in means.items() if mean is not None})
-    ranks = mean_ranks(columns, "higher")
+    ranks = mean_ranks(columns)
     among = () if len(ranks) in (0, len(spec.rows)) else (RANK_AMONG.format(len(ranks)),)
     ranked = {}
     for block, _ in spec.rows:
@@ -395,7 +382,7 @@ def _ranks(
         if block not in ranks and 0 < cell.finished < cell.planned:
             cell = replace(cell, state=CellState.IN_PROGRESS)
         notes = among if block in ranks else ()
-        ranked[block, RANK] = replace(cell, difference=None, digits=RANK_DIGITS, places=(), notes=notes)
+        ranked[block, RANK] = replace(cell, digits=RANK_DIGITS, places=(), notes=notes)
     return ranked
 
 
@@ -416,28 +403,26 @@ def _with_footnotes(
     flags = [flag for flag in spec.flags if flag not in in_cells]
     placed = place_flags([block for block, _ in spec.rows], drafts, spec.may_differ)
     flags += [*_published_flags(spec, published, columns), *of_rows, *placed]
-    footnotes: list[str] = []
+    footnotes: dict[str, None] = {}
 
-    def number(notes: Iterable[str]) -> tuple[int, ...]:
-        for note in notes:
-            if note not in footnotes:
-                footnotes.append(note)
-        return tuple(sorted({footnotes.index(note) for note in notes}))
+    def numbered(notes: Sequence[str]) -> tuple[str, ...]:
+        footnotes.update(dict.fromkeys(notes))
+        return tuple(sorted({*notes}, key=list(footnotes).index))
 
-    column_marks = {
-        key: number([flag.note for flag in flags if key in flag.columns and not flag.rows]) for key, _ in columns
+    column_notes = {
+        key: numbered([flag.note for flag in flags if key in flag.columns and not flag.rows]) for key, _ in columns
     }
-    row_marks: dict[str, tuple[int, ...]] = {}
+    row_notes: dict[str, tuple[str, ...]] = {}
     cells: dict[tuple[str, str], TableCell] = {}
     for block, _ in spec.rows:
-        row_marks[block] = number([flag.note for flag in flags if block in flag.rows and not flag.columns])
+        row_notes[block] = numbered([flag.note for flag in flags if block in flag.rows and not flag.columns])
         for key, _ in columns:
             cell = drafts[block, key]
             notes = [*cell.notes, *(flag.note for flag in flags if block in flag.rows and key in flag.columns)]
             if cell.published is not None:
                 notes += [flag.note for flag in differing[block, key] if flag in in_cells]
-            cells[block, key] = replace(cell, marks=number(notes), differs=differing[block, key])
-    return Table(spec, published, spec.rows, columns, cells, row_marks, column_marks, tuple(footnotes))
+            cells[block, key] = replace(cell, notes=numbered(notes), differs=differing[block, key])
+    return Table(spec, published, spec.rows, columns, cells, row_notes, column_notes, tuple(footnotes))
 
 
 def _published_flags(spec: TableSpec, published: Published | None, columns: tuple[tuple[str, str], ...]) -> list[Flag]:

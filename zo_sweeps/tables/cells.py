@@ -62,11 +62,10 @@ class TableCell:
         interval: of a mean difference: its ends, for all rows together (`tables.stats`).
         beside: mean of the second measure, if the layout has one.
         published_std: the standard deviation printed with `published`, of the kind `Published.std_kind`.
-        difference: mean − published; None in a column of ranks.
         digits: decimals, if not the measure's (a mean rank).
         values: seed -> value of the averaged runs; a run that serves several seeds is listed under each.
         finished, planned: trials with a result, and all trials of the search.
-        marks: indices into `Table.footnotes`; notes: its own ones as texts.
+        notes: its footnotes, in their order.
         edges: axis -> "smallest" or "largest", if the selected value is at that end of its searched range.
         places: of a cost: where the runs behind its value were measured.
         trial_ids: of the averaged runs; of all trials of the cell if it has no value.
@@ -83,10 +82,8 @@ class TableCell:
     selected: Mapping[str, Any] = field(default_factory=dict)
     published: float | None = None
     published_std: float | None = None
-    difference: float | None = None
     finished: int = 0
     planned: int = 0
-    marks: tuple[int, ...] = ()
     edges: Mapping[str, str] = field(default_factory=dict)
     digits: int | None = None
     values: Mapping[int, float] = field(default_factory=dict)
@@ -95,6 +92,13 @@ class TableCell:
     extent: Extent | None = None
     places: tuple[Place, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def difference(self) -> float | None:
+        """Return mean − published; None without one of the two, and in a column of ranks."""
+        if self.mean is None or self.published is None or self.digits is not None:
+            return None
+        return self.mean - self.published
 
     @property
     def population_std(self) -> float | None:
@@ -107,7 +111,8 @@ class Table:
     """Typed cells with labels and footnotes.
 
     Args:
-        row_marks, column_marks: the footnotes of labels, by key.
+        row_notes, column_notes: key -> the footnotes of its label.
+        footnotes: all of them, as they are numbered; a note that is none of these is not marked.
         guesses: "chance" and "majority class" -> column -> the score of this guess on the test rows, in printed units.
     """
 
@@ -116,8 +121,8 @@ class Table:
     rows: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, str], ...]
     cells: Mapping[tuple[str, str], TableCell]
-    row_marks: Mapping[str, tuple[int, ...]]
-    column_marks: Mapping[str, tuple[int, ...]]
+    row_notes: Mapping[str, tuple[str, ...]]
+    column_notes: Mapping[str, tuple[str, ...]]
     footnotes: tuple[str, ...]
     guesses: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.units import visible
-from zo_sweeps.tables.figures import Figure, Series
+from zo_sweeps.tables.figures import LEGEND, Figure, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COLORS = ("#0072b2", "#c75300", "#00805c", "#b5508f", "#a36a00", "#2486ba", "#1a1a1a", "#7a52c7")
 MARKERS, STYLES = "os^Dv", ("-", "--", "-.", ":")
 INK, GRID, PAPER, FAINT = "#000000", "#e6e6e6", "#ffffff", "#767676"
-ACROSS, LEGEND = 3, 3  # panels in a row, columns of the legend
+ACROSS = 3  # panels in a row
 LONG = 28  # characters of a label of the y axis before it breaks
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # print a dollar or an underscore in a label as it is
@@ -78,11 +78,6 @@ def drawing(figure: Figure) -> Iterator[Drawing]:
         if figure.title:
             drawn.suptitle(figure.title, fontsize=10, x=0.01, ha="left")
         yield drawn
-
-
-def turn(figure: Figure) -> int:
-    """Return the angle of the ticks' texts: 0 if they fit side by side."""
-    return 30 if figure.ticks and max(map(len, figure.ticks)) > 6 and len(figure.ticks) > 3 else 0
 
 
 def _panel(axes: Axes, figure: Figure, index: int) -> None:
@@ -151,7 +146,10 @@ def inline_svg(figure: Figure, prefix: str) -> str:
 
     A page's policy may forbid inline styles, so that they become attributes. Nothing in it names an address.
     """
-    root = _without_namespaces(ET.fromstring(render(replace(figure, title=""), "svg")))
+    root = ET.fromstring(render(replace(figure, title=""), "svg"))
+    for element in root.iter():  # without namespaces
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
     for parent in root.iter():
         for child in [c for c in parent if c.tag in ("metadata", "style")]:
             parent.remove(child)
@@ -173,13 +171,6 @@ def inline_svg(figure: Figure, prefix: str) -> str:
     whole = {"role": "img", "aria-labelledby": f"{prefix}-title", "width": f"{float(width) * 4 / 3:.0f}"}
     root.attrib.update({**whole, "fill": "currentColor", "stroke-linejoin": "round", "stroke-linecap": "butt"})
     return ET.tostring(root, encoding="unicode").strip()
-
-
-def _without_namespaces(root: ET.Element) -> ET.Element:
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-    return root
 
 
 def _restyle(element: ET.Element) -> None:

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.core.caveats import remarks
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, require_known
 from zo_sweeps.core.events import SquaredGradients
 from zo_sweeps.core.place import apart
 from zo_sweeps.methods.definition import Definition
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COLUMN = "column"
 TOLD_APART = 8  # colours per panel: more are split into panels
+LEGEND = 3  # columns of the legend
 PUBLISHED_KEYS = ("series", "panel", "x", "y")
 
 Lookup = Callable[[Record, str], Any]
@@ -62,8 +63,6 @@ class FigureKind(Definition):
 
     def size(self, figure: Figure, across: int, down: int) -> tuple[float, float]:
         """Return width and height in inches of a figure with its panels in so many columns and rows."""
-        from zo_sweeps.tables.draw import LEGEND, turn
-
         wide = 1.0 + len(figure.ticks) / 8 if figure.ticks and across == 1 else 1.0
         labels = {series.label for panel in figure.panels for series in panel.series}
         legend = 0.21 * math.ceil(len(labels) / LEGEND) if len(labels) > 1 else 0.0
@@ -75,8 +74,6 @@ class FigureKind(Definition):
 
     def ticks(self, axes: Axes, figure: Figure, panel: Panel) -> None:
         """Set the ticks of the x axis."""
-        from zo_sweeps.tables.draw import turn
-
         if figure.ticks:
             angle = turn(figure)
             axes.set_xticks(range(len(figure.ticks)), figure.ticks, rotation=angle, ha="right" if angle else "center")
@@ -84,11 +81,10 @@ class FigureKind(Definition):
 
 def kind_of_grid(name: str, where: str) -> FigureKind:
     """Return the kind that a grid's figure names. Raises UserError for an unknown one, or one of a table's rows."""
-    kinds = {one: kind() for one, kind in members("figure_kind").items()}
-    offered = {one: kind for one, kind in kinds.items() if isinstance(kind, FigureKind) and not kind.of_table}
-    if name not in offered:
-        raise unknown("kind of figure", name, offered, where=where)
-    return offered[name]
+    kinds = members("figure_kind").items()
+    offered = {one: kind for one, kind in kinds if issubclass(kind, FigureKind) and not kind.of_table}
+    require_known("kind of figure", [name], offered, where=where)
+    return offered[name]()
 
 
 @dataclass(frozen=True)
@@ -137,14 +133,11 @@ class FigureSpec:
             fix = "use panels: column or x: column"
             raise UserError("the columns of the grid would be mixed", where=where, fix=fix)
         for point in self.published:
-            for key in point:
-                if key not in PUBLISHED_KEYS:
-                    raise unknown("key of a published point", key, PUBLISHED_KEYS, where=where)
+            require_known("key of a published point", point, PUBLISHED_KEYS, where=where)
             for key in ("series", "x", "y"):
                 if key not in point:
                     raise UserError(f"a published point without {key!r}", where=where)
-            if point["series"] not in dict(self.series):
-                raise unknown("series", point["series"], dict(self.series), where=where)
+            require_known("series", [point["series"]], dict(self.series), where=where)
 
     @property
     def ys(self) -> tuple[tuple[str, str], ...]:
@@ -197,6 +190,11 @@ class Figure:
     log_x: bool = False
     notes: tuple[str, ...] = field(default=())
     same_scale: bool = False
+
+
+def turn(figure: Figure) -> int:
+    """Return the angle of the ticks' texts: 0 if they fit side by side."""
+    return 30 if figure.ticks and max(map(len, figure.ticks)) > 6 and len(figure.ticks) > 3 else 0
 
 
 def split(panels: Sequence[Panel]) -> tuple[tuple[Panel, ...], bool]:

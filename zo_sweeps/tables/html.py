@@ -18,7 +18,7 @@ from zo_sweeps.core.units import visible
 from zo_sweeps.tables.cells import CellState, Table
 from zo_sweeps.tables.page import readable
 from zo_sweeps.tables.stats import CONFIDENCE, Examples, differences
-from zo_sweeps.tables.text_cells import SELECTED, Grid, footnotes, heading, main_grid, selected_grid, signed
+from zo_sweeps.tables.text_cells import SELECTED, footnotes, heading, main_grid, selected_grid, signed
 from zo_sweeps.tables.text_cells import notes as notes_of
 
 if TYPE_CHECKING:
@@ -134,11 +134,6 @@ def differences_html(
         confidence=f"{CONFIDENCE:.0%}",
         notes=notes,
     )
-
-
-def selected_html(grid: Grid, title: str) -> str:
-    """Return selected hyper-parameters under their title."""
-    return render("selected.html.j2", grid=grid, title=title)
 
 
 @cache

@@ -4,7 +4,7 @@ once, below the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zo_sweeps.core.units import scale_of, unit_for
@@ -14,6 +14,7 @@ from zo_sweeps.tables.text_cells import (
     SELECTED,
     Grid,
     Text,
+    capital,
     footnotes,
     heading,
     legend,
@@ -58,17 +59,17 @@ def together(tables: Sequence[Table]) -> Page:
     """Return the page of a grid's tables, in units that people read (see `readable`)."""
     numbered, of_all = _numbered([readable(table) for table in tables])
     common = _common([table.spec.title for table in numbered])
-    names = [_capital(table.spec.title[len(common) :]) for table in numbered]
+    names = [capital(table.spec.title[len(common) :]) for table in numbered]
     headings = [
         ". ".join(
-            part.rstrip(".") for part in (_capital(title_and_unit(table)[len(common) :]), table.spec.caption) if part
+            part.rstrip(".") for part in (capital(title_and_unit(table)[len(common) :]), table.spec.caption) if part
         )
         for table in numbered
     ]
     lines: dict[str, list[str]] = {}
     for name, table in zip(names, numbered, strict=True):
         if definition := table.spec.measure.definition:
-            lines.setdefault(f"{_capital(definition.rstrip('.'))}.", []).append(name)
+            lines.setdefault(f"{capital(definition.rstrip('.'))}.", []).append(name)
     definitions = [f"{', '.join(of)}: {line}" for line, of in lines.items()]
     lines = {}
     for name, table in zip(names, numbered, strict=True):
@@ -91,35 +92,13 @@ def _common(titles: Sequence[str]) -> str:
     return first if len(titles) > 1 and all(title.startswith(first) and title != first for title in titles) else ""
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _numbered(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
     """Return the tables with one list of footnotes, without those that every value of them has, and these notes."""
     every = dict.fromkeys(note for table in tables for note in table.footnotes)
-    valued = [
-        {table.footnotes[mark] for mark in cell.marks}
-        for table in tables
-        for cell in table.cells.values()
-        if cell.mean is not None
-    ]
+    valued = [{*cell.notes} for table in tables for cell in table.cells.values() if cell.mean is not None]
     common = set.intersection(*valued) if len(valued) > 1 else set[str]()
-    kept = [note for note in every if note not in common]
-
-    def numbered(table: Table) -> Table:
-        def moved(marks: Iterable[int]) -> tuple[int, ...]:
-            return tuple(kept.index(note) for mark in marks if (note := table.footnotes[mark]) not in common)
-
-        return replace(
-            table,
-            cells={key: replace(cell, marks=moved(cell.marks)) for key, cell in table.cells.items()},
-            row_marks={key: moved(marks) for key, marks in table.row_marks.items()},
-            column_marks={key: moved(marks) for key, marks in table.column_marks.items()},
-            footnotes=tuple(kept),
-        )
-
-    return [numbered(table) for table in tables], [note for note in every if note in common]
+    kept = tuple(note for note in every if note not in common)
+    return [replace(table, footnotes=kept) for table in tables], [note for note in every if note in common]
 
 
 def _selected(grids: Iterable[tuple[str, Grid | None]]) -> list[tuple[str, Grid]]:
@@ -159,20 +138,16 @@ def readable(table: Table) -> Table:
     A unit in which published numbers are shown stays, and so does one whose largest value is from 1 to 1000.
     """
     spec = table.spec
-    keys = [key for key, _ in table.columns]
-    cells = {key: [table.cells[block, key] for block, _ in table.rows] for key in keys}
-    units = {key: _alike(spec.of(key)) for key in keys}
+    shown = [(_unit(spec.of(key)), cell) for (_, key), cell in table.cells.items() if cell.digits is None]
     found: dict[Measure, Measure] = {}
-    for unit in dict.fromkeys(units.values()):
-        own = [key for key in keys if units[key] == unit]
-        shown = [cell for key in own for cell in cells[key] if cell.digits is None]
-        if any(cell.published is not None for cell in shown):
+    for measure in dict.fromkeys(spec.of(key) for key, _ in table.columns):
+        cells = [cell for unit, cell in shown if unit == _unit(measure)]
+        if measure.ratio or any(cell.published is not None for cell in cells):
             continue
-        largest = max((abs(cell.mean) for cell in shown if cell.mean is not None), default=0.0)
-        for measure in {spec.of(key) for key in own}:
-            if not measure.ratio:
-                found[measure] = _in_unit(measure, largest)
-    found = {measure: _with_beside(fitting, cells.values()) for measure, fitting in found.items()}
+        found[measure] = _in_fitting_unit(measure, [cell.mean for cell in cells])
+        if measure.beside:
+            beside = _in_fitting_unit(measure.beside, [cell.beside for cell in table.cells.values()])
+            found[measure] = replace(found[measure], beside=beside)
     if all(before == after for before, after in found.items()):
         return table
     measures = {key: found.get(measure, measure) for key, measure in spec.measures.items()}
@@ -186,13 +161,13 @@ def readable(table: Table) -> Table:
     )
 
 
-def _alike(measure: Measure) -> str:
-    return f"{measure.unit} {measure.unit_size}"
+def _unit(measure: Measure) -> tuple[str, float]:
+    return measure.unit, measure.unit_size
 
 
-def _in_unit(measure: Measure, largest: float) -> Measure:
-    """Return the measure in the unit that fits a value, given in the unit that it has."""
-    known = scale_of(measure.unit)
+def _in_fitting_unit(measure: Measure, values: Iterable[float | None]) -> Measure:
+    """Return the measure in the unit that fits the largest of some values, which are in the unit that it has."""
+    known, largest = scale_of(measure.unit), max((abs(value) for value in values if value is not None), default=0.0)
     if known is None or not largest or 1 <= largest < 1000:
         return measure
     scale, size = known
@@ -204,13 +179,6 @@ def _in_unit(measure: Measure, largest: float) -> Measure:
     return replace(measure, unit="".join((name, *per[1:])), unit_size=unit_size, digits=digits)
 
 
-def _with_beside(measure: Measure, columns: Iterable[list[TableCell]]) -> Measure:
-    if measure.beside is None:
-        return measure
-    values = (abs(cell.beside) for cells in columns for cell in cells if cell.beside is not None)
-    return replace(measure, beside=_in_unit(measure.beside, max(values, default=0.0)))
-
-
 def _converted(cell: TableCell, before: Measure, after: Measure) -> TableCell:
     if before == after or cell.digits is not None:
         return cell
@@ -218,6 +186,7 @@ def _converted(cell: TableCell, before: Measure, after: Measure) -> TableCell:
     beside = cell.beside
     if beside is not None and before.beside and after.beside:
         beside *= before.beside.unit_size / after.beside.unit_size
-    values: Mapping[int, float] = {seed: value * factor for seed, value in cell.values.items()}
+    values = {seed: value * factor for seed, value in cell.values.items()}
     mean, std = (None if number is None else number * factor for number in (cell.mean, cell.std))
-    return replace(cell, mean=mean, std=std, beside=beside, values=values)
+    interval = None if cell.interval is None else (cell.interval[0] * factor, cell.interval[1] * factor)
+    return replace(cell, mean=mean, std=std, interval=interval, beside=beside, values=values)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, require_known, unknown
 from zo_sweeps.core.files import conf_dir, reading
 from zo_sweeps.tables.records import Flag
 
@@ -117,26 +117,19 @@ def load(reference: str, folders: Sequence[Path] | None = None) -> Published:
         raise unknown("published table", reference, [f"{paper}/{name}" for name in data["tables"]], where=where)
     source, where = data["paper"], f"{where}, {table}"
     data = data["tables"][table]
-    if data["kind"] not in KINDS:
-        raise unknown("kind of table", data["kind"], KINDS, where=where)
+    require_known("kind of table", [data["kind"]], KINDS, where=where)
     columns = tuple(data["columns"])
     rows = _rows(data["rows"], columns, where, numeric=data["kind"] in NUMERIC_KINDS)
     std = _rows(data.get("std", {}), columns, where, numeric=True)
     units = dict(data.get("units", {}))
-    for name in (*std, *(name for name in units if name not in columns)):
-        if name not in rows:
-            raise unknown("row", name, rows, where=where)
+    require_known("row", (*std, *(name for name in units if name not in columns)), rows, where=where)
     std_kind = data.get("std_kind", NOT_STATED) if std else ""
-    if std and std_kind not in (SAMPLE, POPULATION, NOT_STATED):
-        raise unknown("std_kind", std_kind, (SAMPLE, POPULATION, NOT_STATED), where=where)
+    if std:
+        require_known("std_kind", [std_kind], (SAMPLE, POPULATION, NOT_STATED), where=where)
     flags = tuple(Flag.from_mapping(flag, where) for flag in data.get("flags", ()))
     for flag in flags:
-        for row in flag.rows:
-            if row not in rows:
-                raise unknown("row", row, rows, where=where)
-        for column in flag.columns:
-            if column not in columns:
-                raise unknown("column", column, columns, where=where)
+        require_known("row", flag.rows, rows, where=where)
+        require_known("column", flag.columns, columns, where=where)
     return Published(
         reference,
         f"{source['name']} ({source['id']})",

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING as REQUIRED
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any
 
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import UserError, require_known
 from zo_sweeps.core.place import FACTS, Place
 from zo_sweeps.core.trial import TrialState
 
@@ -103,8 +104,7 @@ class Measure:
     example: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.better not in ("higher", "lower"):
-            raise unknown("direction", self.better, ("higher", "lower"), where=f"measure of {self.metric}")
+        require_known("direction", [self.better], ("higher", "lower"), where=f"measure of {self.metric}")
         if not self.unit_size > 0:
             raise UserError(f"unit_size must be above 0, not {self.unit_size}", where=f"measure of {self.metric}")
 
@@ -157,8 +157,7 @@ class Rule:
     mode: str = "min"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
-            raise unknown("mode", self.mode, ("min", "max"), where="selection rule")
+        require_known("mode", [self.mode], ("min", "max"), where="selection rule")
         if not self.metric.startswith("dev/"):
             raise UserError(f"settings cannot be selected by {self.metric!r}", where="selection rule", fix="use dev/…")
 
@@ -264,30 +263,22 @@ class TableSpec:
         return self.measures.get(column, self.measure)
 
     def __post_init__(self) -> None:
-        for kind, pairs in (("row", self.rows), ("column", self.columns)):
-            keys = [key for key, _ in pairs]
-            if not keys:
-                raise UserError(f"no {kind}s", where=f"table {self.name!r}")
-            if len(set(keys)) < len(keys):
-                raise UserError(f"a {kind} stands twice: {', '.join(keys)}", where=f"table {self.name!r}")
-        for fact in self.may_differ:
-            if fact not in FACTS:
-                raise unknown("fact of a place", fact, FACTS, where=f"table {self.name!r}")
-        rows, columns = [key for key, _ in self.rows], [key for key, _ in self.columns]
-        check_over(self.measure, self.over, rows, where=f"table {self.name!r}")
-        for block in (*self.published_rows, *(row for flag in self.flags for row in flag.rows)):
-            if block not in rows:
-                raise unknown("row", block, rows, where=f"table {self.name!r}")
-        for column in (*self.published_columns, *(key for flag in self.flags for key in flag.columns)):
-            if column not in columns:
-                raise unknown("column", column, columns, where=f"table {self.name!r}")
+        where, rows, columns = f"table {self.name!r}", dict(self.rows), dict(self.columns)
+        for kind, pairs, keys in (("row", self.rows, rows), ("column", self.columns, columns)):
+            if not pairs:
+                raise UserError(f"no {kind}s", where=where)
+            if len(keys) < len(pairs):
+                raise UserError(f"a {kind} stands twice: {', '.join(key for key, _ in pairs)}", where=where)
+        require_known("fact of a place", self.may_differ, FACTS, where=where)
+        check_over(self.measure, self.over, [*rows], where=where)
+        require_known("row", chain(self.published_rows, *(flag.rows for flag in self.flags)), rows, where=where)
+        marked = chain(self.published_columns, *(flag.columns for flag in self.flags))
+        require_known("column", marked, columns, where=where)
 
 
 def check_over(measure: Measure | None, over: Mapping[str, str], rows: Sequence[str], *, where: str) -> None:
     """Raise UserError unless every row of a ratio, and no other row, names the block that it is compared with."""
-    for block in over:
-        if block not in rows:
-            raise unknown("row", block, rows, where=where)
+    require_known("row", over, rows, where=where)
     if measure is not None and (measure.ratio or measure.paired):
         for block in rows:
             if block not in over:
@@ -300,9 +291,7 @@ def check_over(measure: Measure | None, over: Mapping[str, str], rows: Sequence[
 
 def _known(cls: type[Any], data: Mapping[str, Any], where: str) -> dict[str, Any]:
     names = [item.name for item in fields(cls)]
-    for key in data:
-        if key not in names:
-            raise unknown("key", key, names, where=where)
+    require_known("key", data, names, where=where)
     for item in fields(cls):
         if item.default is REQUIRED and item.default_factory is REQUIRED and data.get(item.name) is None:
             raise UserError(f"{item.name!r} is not given", where=where)

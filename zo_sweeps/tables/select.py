@@ -72,12 +72,9 @@ def select(candidates: list[HyperparameterSetting], rule: Rule) -> Hyperparamete
     if len(candidates) == 1 and finished:
         return finished[0]
     sign = 1.0 if rule.mode == "min" else -1.0
-    best: tuple[float, HyperparameterSetting] | None = None
-    for setting in finished:
-        mean = setting.mean(rule.metric)
-        if mean is not None and (best is None or sign * mean < best[0]):
-            best = (sign * mean, setting)
-    return best[1] if best else None
+    means = [(setting.mean(rule.metric), setting) for setting in finished]
+    ranked = [(sign * mean, setting) for mean, setting in means if mean is not None]
+    return min(ranked, key=lambda one: one[0])[1] if ranked else None
 
 
 def so_far(candidates: list[HyperparameterSetting]) -> list[HyperparameterSetting]:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import combinations
 from statistics import fmean, stdev
 
-from zo_sweeps.tables.cells import Table
+from zo_sweeps.tables.cells import Table, TableCell
 
 CONFIDENCE = 0.95
 
@@ -20,7 +20,7 @@ class PairedDifference:
 
     Args:
         row, other: keys of the rows.
-        n, columns: the number of pairs, and of the columns that they come from.
+        n: the number of pairs.
         low, high: ends of the confidence interval of the mean; None for a single pair, or if all pairs are equal.
     """
 
@@ -28,7 +28,6 @@ class PairedDifference:
     other: str
     mean: float
     n: int
-    columns: int
     low: float | None
     high: float | None
 
@@ -103,33 +102,26 @@ def differences(table: Table) -> list[PairedDifference]:
     and so are columns with a metric of their own, in another unit.
     Cost: rows^2 · columns · seeds.
     """
-    results = []
+    keys, results = [key for key, _ in table.columns if key not in table.spec.measures], []
     for (row, _), (other, _) in combinations(table.rows, 2):
-        pairs, columns = [], 0
-        for key, _ in table.columns:
-            if key in table.spec.measures:
-                continue
-            one, two = table.cells[row, key].values, table.cells[other, key].values
-            common = [seed for seed in one if seed in two]
-            columns += bool(common)
-            pairs += [one[seed] - two[seed] for seed in common]
-        if pairs:
+        if pairs := paired((table.cells[row, key], table.cells[other, key]) for key in keys):
             low, high = interval(pairs) or (None, None)
-            results.append(PairedDifference(row, other, fmean(pairs), len(pairs), columns, low, high))
+            results.append(PairedDifference(row, other, fmean(pairs), len(pairs), low, high))
     return results
 
 
-def dense_ranks(values: Mapping[str, float], better: str) -> dict[str, int]:
-    """Return key -> dense rank: 1 for the best; equal values share a rank, and the next rank follows without a gap."""
-    order = sorted(set(values.values()), reverse=better == "higher")
-    return {key: order.index(value) + 1 for key, value in values.items()}
+def paired(cells: Iterable[tuple[TableCell, TableCell]]) -> list[float]:
+    """Return the differences of pairs of cells, seed by seed."""
+    return [one.values[s] - other.values[s] for one, other in cells for s in one.values if s in other.values]
 
 
-def mean_ranks(columns: Iterable[Mapping[str, float]], better: str) -> dict[str, float]:
-    """Return key -> mean over the columns of its dense rank, among the keys with a value in every column."""
-    values = list(columns)
-    if not values:
-        return {}
-    keys = [key for key in values[0] if all(key in column for column in values)]
-    ranks = [dense_ranks({key: column[key] for key in keys}, better) for column in values]
-    return {key: fmean(rank[key] for rank in ranks) for key in keys}
+def mean_ranks(columns: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return key -> mean over the columns of its dense rank, among the keys with a value in every column.
+
+    The largest value has rank 1; equal values share a rank, and the next rank follows without a gap.
+    """
+    keys = [key for key in columns[0] if all(key in column for column in columns)] if columns else []
+    orders = [sorted({column[key] for key in keys}, reverse=True) for column in columns]
+    return {
+        key: fmean(order.index(column[key]) + 1 for order, column in zip(orders, columns, strict=True)) for key in keys
+    }

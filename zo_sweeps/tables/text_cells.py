@@ -65,6 +65,10 @@ def signed(number: float, digits: int) -> str:
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def plain(value: Any) -> str:
     """Return a hyper-parameter as papers print it: 1e-7, 0.0001, 4, both."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -117,12 +121,17 @@ def below_texts(cell: TableCell, table: Table, column: str = "") -> tuple[str, .
 
 
 def main_grid(table: Table) -> Grid:
-    header = (Text(""), *(Text(label, letters(table.column_marks[key])) for key, label in table.columns))
+    numbers = {note: number for number, note in enumerate(table.footnotes)}
+
+    def marks(notes: Iterable[str]) -> tuple[str, ...]:
+        return letters(numbers[note] for note in notes if note in numbers)
+
+    header = (Text(""), *(Text(label, marks(table.column_notes[key])) for key, label in table.columns))
     rows = []
     for block, label in table.rows:
         cells = ((key, table.cells[block, key]) for key, _ in table.columns)
-        texts = (Text(value_text(c, table, key), letters(c.marks), below_texts(c, table, key)) for key, c in cells)
-        rows.append((Text(label, letters(table.row_marks[block])), *texts))
+        texts = (Text(value_text(c, table, key), marks(c.notes), below_texts(c, table, key)) for key, c in cells)
+        rows.append((Text(label, marks(table.row_notes[block])), *texts))
     return Grid(header, tuple(rows))
 
 
@@ -179,7 +188,8 @@ def own_notes(table: Table) -> list[str]:
     spec, lines = table.spec, list(table.spec.caveats)
     lines.append(_spread(table))
     if any(cell.selected for cell in table.cells.values()):
-        lines.append(f"Settings are selected by the {_best(spec.rule.mode)} mean {spec.rule.metric} over seeds.")
+        best = "lowest" if spec.rule.mode == "min" else "highest"
+        lines.append(f"Settings are selected by the {best} mean {spec.rule.metric} over seeds.")
     lines.append(_guesses(table))
     if spec.rank:
         directions = {spec.of(key).better for key, _ in spec.columns}
@@ -189,7 +199,7 @@ def own_notes(table: Table) -> list[str]:
         lines.append(f"pub.: {table.published.label}, and our value minus it.")
         lines += _published_spread(table, table.published)
         lines += [f"There: {note}." for note in table.published.footnotes]
-    lines += [f"{flag.note[:1].upper()}{flag.note[1:]}." for flag in spec.flags if _of_all(flag, table)]
+    lines += [f"{capital(flag.note)}." for flag in spec.flags if _of_all(flag, table)]
     return [line for line in (*lines, *spec.footnotes) if line]
 
 
@@ -258,10 +268,6 @@ def _published_spread(table: Table, published: Published) -> list[str]:
 def _sizes(table: Table) -> set[int]:
     """Return the numbers of seeds of the cells with a spread."""
     return {cell.n for cell in table.cells.values() if cell.std is not None}
-
-
-def _best(mode: str) -> str:
-    return "lowest" if mode == "min" else "highest"
 
 
 def _number(value: float, measure: Measure, digits: int | None = None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zo_sweeps.tables.draw import INK, look
 from zo_sweeps.tables.figures import Figure, FigureKind, FigureSpec, Lookup, Panel, Runs, points
 from zo_sweeps.tables.records import Record
 
@@ -21,8 +22,6 @@ class Bar(FigureKind):
         return points(spec, records, lookup, "bars")
 
     def draw(self, axes: Axes, figure: Figure, panel: Panel) -> None:
-        from zo_sweeps.tables.draw import INK, look
-
         ours = [series for series in panel.series if not series.is_published]
         places = {series.color: i for i, series in enumerate(ours)}
         width = 0.8 / max(1, len(ours))

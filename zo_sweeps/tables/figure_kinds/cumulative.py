@@ -8,6 +8,7 @@ from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar
 
+from zo_sweeps.tables.draw import banded
 from zo_sweeps.tables.figures import Figure, FigureKind, FigureSpec, Lookup, Panel, Runs, Series, both_labels, panels_of
 from zo_sweeps.tables.records import Record
 from zo_sweeps.tables.select import select, settings
@@ -53,8 +54,6 @@ class CumulativeGradient(FigureKind):
         return Figure(spec.name, spec.title, spec.kind, x, y, tuple(panels), (), True, tuple(notes))
 
     def draw(self, axes: Axes, figure: Figure, panel: Panel) -> None:
-        from zo_sweeps.tables.draw import banded
-
         for series in panel.series:
             banded(axes, series, True)
 

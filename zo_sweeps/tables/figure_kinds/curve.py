@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, ClassVar
 
-from zo_sweeps.core.errors import unknown
+from zo_sweeps.core.errors import require_known
+from zo_sweeps.tables.draw import banded, look, published
 from zo_sweeps.tables.figures import (
     Behind,
     Figure,
@@ -52,11 +53,9 @@ class Curve(FigureKind):
     over_training: ClassVar[bool] = True
 
     def check(self, spec: FigureSpec, where: str) -> None:
-        if spec.x not in CURVE_X:
-            raise unknown("x of a curve", spec.x, CURVE_X, where=where)
-        for y, _ in spec.ys:
-            if y not in CURVES and not y.startswith(GRADIENTS):
-                raise unknown("y of a curve", y, [*CURVES, f"{GRADIENTS}MASK/DENSITY"], where=where)
+        require_known("x of a curve", [spec.x], CURVE_X, where=where)
+        named = [y for y, _ in spec.ys if not y.startswith(GRADIENTS)]
+        require_known("y of a curve", named, [*CURVES, f"{GRADIENTS}MASK/DENSITY"], where=where)
 
     def cost(self, spec: FigureSpec) -> str:
         return CURVE_COST.get(spec.x, "")
@@ -101,8 +100,6 @@ class Curve(FigureKind):
         return Figure(spec.name, spec.title, spec.kind, across, label, shown, notes=notes, same_scale=same_scale)
 
     def draw(self, axes: Axes, figure: Figure, panel: Panel) -> None:
-        from zo_sweeps.tables.draw import banded, look, published
-
         for series in panel.series:
             if series.is_published:
                 published(axes, series)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zo_sweeps.tables.draw import look, published
 from zo_sweeps.tables.figures import Figure, FigureKind, FigureSpec, Lookup, Panel, Runs, points
 from zo_sweeps.tables.records import Record
 
@@ -21,8 +22,6 @@ class Line(FigureKind):
         return points(spec, records, lookup, "error bars", by_number=True)
 
     def draw(self, axes: Axes, figure: Figure, panel: Panel) -> None:
-        from zo_sweeps.tables.draw import look, published
-
         for series in panel.series:
             if series.is_published:
                 published(axes, series)

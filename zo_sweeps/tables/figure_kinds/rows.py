@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.tables.cells import Table, TableCell, place_notes, together
+from zo_sweeps.tables.draw import COLORS, PAPER
 from zo_sweeps.tables.figures import Figure, FigureKind, Panel, Series, axis_label
 from zo_sweeps.tables.records import described
 
@@ -26,8 +27,6 @@ class Rows(FigureKind):
         return 2.4 + max(4.0, 2.4 * across), (0.9 + 0.26 * len(figure.ticks)) * down + 0.4
 
     def draw(self, axes: Axes, figure: Figure, panel: Panel) -> None:
-        from zo_sweeps.tables.draw import COLORS, PAPER
-
         for series in panel.series:
             color, y, x = COLORS[series.color], series.x, series.y
             if series.is_published:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, ClassVar
 
+from zo_sweeps.tables.draw import COLORS, FAINT
 from zo_sweeps.tables.figures import (
     Behind,
     Figure,
@@ -87,8 +88,6 @@ class Scatter(FigureKind):
         return max(6.4, 5.0 * across), 4.6 * down
 
     def draw(self, axes: Axes, figure: Figure, panel: Panel) -> None:
-        from zo_sweeps.tables.draw import COLORS, FAINT
-
         if figure.log_x:
             axes.set_xscale("log")
         for series in panel.series:
