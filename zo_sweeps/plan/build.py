@@ -18,9 +18,8 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import AXES, BlockConfig, GridConfig, RunConfig, SelectConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.trial import Needs, SharedSteps, Trial
+from zo_sweeps.core.trial import SharedSteps, Trial
 from zo_sweeps.devices.speed import format_times
-from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.parts import ModelSource, Train
@@ -185,18 +184,20 @@ class _Draft:
 
         self.drafts += [(name, *draft) for draft in among(drafts, self.grid.select)]
 
-    def _cell(self, name: str, needs: Availability, setting: Setting, row: str, columns: Mapping[str, str]) -> None:
-        config = needs.config
-        searched = used(setting.searched, config)
-        trial_id = needs.config.trial_id()
-        column = setting.column or config.task.name
+    def _cell(self, block: str, looked: Availability, setting: Setting, row: str, columns: Mapping[str, str]) -> None:
+        config, searched = looked.config, used(setting.searched, looked.config)
+        trial_id, column = config.trial_id(), setting.column or config.task.name
         if trial_id not in self.trials:
-            self.trials[trial_id] = _trial(trial_id, needs, self.grid.name, name, row, searched, columns[column])
-            if needs.reasons:
-                self.reasons[trial_id] = needs.reasons
-            if remarks := (*needs.remarks, *([CONFIRMS] if confirms(config) else [])):
+            names = [row, columns[column]]
+            if config.method.kind.trains or config.method.kind.shown or config.method.kind.generates:
+                names += [f"{name.rpartition('.')[2]} {short(value)}" for name, value in searched.items()]
+                names.append(f"seed {config.seed}")
+            self.trials[trial_id] = _trial(trial_id, looked, " · ".join(names), self.grid.name, block)
+            if looked.reasons:
+                self.reasons[trial_id] = looked.reasons
+            if remarks := (*looked.remarks, *([CONFIRMS] if confirms(config) else [])):
                 self.remarks[trial_id] = remarks
-        self.cells.append(Cell(name, column, config.seed, searched, trial_id))
+        self.cells.append(Cell(block, column, config.seed, searched, trial_id))
 
     def finished(self) -> Plan:
         """Return the plan. Raises UserError listing everything that is wrong."""
@@ -205,7 +206,10 @@ class _Draft:
             for text, where in self.problems.items()
         ]
         if wrong := [*wrong, *self.options.unknown(self.composer, self.overrides)]:
-            raise _all(wrong, self.grid.name)
+            listed = "".join(f"\n  - {text}" for text in wrong)
+            raise UserError(
+                f"{len(wrong)} problems in grid {self.grid.name!r}:{listed}" if len(wrong) > 1 else wrong[0]
+            )
         kept = self.overrides.kept(self.grid)
         if not self.drafts:
             raise UserError(f"grid {kept.name!r} has no trials: no seeds, or everything is excluded")
@@ -213,8 +217,8 @@ class _Draft:
         texts = labels(kept, self.runs, written, self._scaled())
         rows = {block: texts.row(block) for block in kept.blocks}
         columns = {column: texts.column(column) for column in dict.fromkeys(column for _, column in self.runs)}
-        for name, needs, setting in self.drafts:
-            self._cell(name, needs, setting, rows[name], columns)
+        for block, looked, setting in self.drafts:
+            self._cell(block, looked, setting, rows[block], columns)
         notes = tuple(self.overrides.notes(replace(texts, grid=self.grid).row, columns))
         notes += tuple(f"precision=fastest is {line}" for line in self.measured)
         return Plan(
@@ -241,56 +245,23 @@ class _Draft:
             where.append(block)
 
 
-def _all(problems: Sequence[str], grid: str) -> UserError:
-    if len(problems) == 1:
-        return UserError(problems[0])
-    listed = "".join(f"\n  - {problem}" for problem in problems)
-    return UserError(f"{len(problems)} problems in grid {grid!r}:{listed}")
-
-
-def _trial(
-    trial_id: str, needs: Availability, grid: str, block: str, label: str, searched: Mapping[str, Any], column: str
-) -> Trial:
-    config = needs.config
-    kind = config.method.kind
-    parts = [label, column]
-    if kind.trains or kind.shown or kind.generates:
-        parts += [f"{name.rpartition('.')[2]} {short(value)}" for name, value in searched.items()]
-        parts.append(f"seed {config.seed}")
+def _trial(trial_id: str, looked: Availability, label: str, grid: str, block: str) -> Trial:
+    config = looked.config
     return Trial(
         trial_id=trial_id,
         config=config,
-        needs=Needs(
-            config.device.node,
-            needs.memory_bytes,
-            config.device.runs_programs and not config.device.reads_log,
-            config.precision.name,
-            parts={part.value: int(size) for part, size in needs.parts.items()},
-            tools=needs.tools,
-            client_bytes=needs.client_bytes,
-            layers=_layers_apart(config, needs.arch),
-        ),
+        needs=looked.needs,
         warm_key=warm_key(config),
-        cost=_cost(config, needs),
-        operations=_operations(config, needs),
+        cost=looked.cost,
+        operations=looked.operations,
         steps=config.steps,
         memory_key=memory_key(config),
         shared_steps=_shared_steps(config),
-        label=" · ".join(parts),
+        label=label,
         grid=grid,
         block=block,
-        task=config.task.name if kind.of_model else "",
+        task=config.task.name if config.method.kind.of_model else "",
     )
-
-
-def _layers_apart(config: TrialConfig, arch: Arch | None) -> int:
-    """Return how many layers may be on several GPUs: those of a model whose every weight is trained by backpropagation.
-
-    Nothing else needs so much memory. `gradients` are measured on one device.
-    """
-    kind, space = config.method.kind, config.space
-    apart = kind.backpropagates and space.moves_base and not config.precision.coded
-    return arch.layers if arch and apart and not config.gradients.samples else 0
 
 
 def warm_key(config: TrialConfig) -> str:
@@ -298,31 +269,6 @@ def warm_key(config: TrialConfig) -> str:
     precision, text = config.precision, config.data.text_fingerprint
     parts = [config.model.fingerprint, identity(precision), config.device.place]
     return fingerprint([*parts, text] if precision.of_text else parts)
-
-
-def _cost(config: TrialConfig, needs: Availability) -> float:
-    """Estimate the forwarded tokens of a trial; a backward pass counts as two forwards."""
-    kind, train = config.method.kind, config.train
-    if kind.generates:
-        return kind.generated
-    if not kind.of_model:
-        return 1
-    passes = config.forwards(needs.trainable)
-    evaluations = -(-train.steps // train.eval_every) if train.steps else 1
-    stepped = train.steps * (train.batch or 1) * passes + (evaluations + 1) * 3 * config.gradients.samples
-    return stepped * needs.step_tokens + (evaluations * needs.dev + needs.test) * needs.tokens
-
-
-def _operations(config: TrialConfig, needs: Availability) -> float:
-    """Estimate the operations of a trial's matrix products: twice the weights that each forwarded token passes.
-
-    0 if its model's shape is unknown, or it does not run on torch here.
-    """
-    arch = needs.arch
-    if arch is None or not config.method.kind.of_model or config.device.runs_programs:
-        return 0.0
-    experts = 3 * arch.layers * arch.width * arch.inner if arch.experts else 0  # those that a token passes
-    return 2.0 * (arch.entries([ALL]) + experts) * _cost(config, needs)
 
 
 def memory_key(config: TrialConfig) -> str:
