@@ -19,7 +19,7 @@ from tests.tables.test_renderings import document
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.fingerprint import canonical_json
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.expand import flatten
+from zo_sweeps.plan.resolve import flatten
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table, to_html, to_latex

@@ -27,10 +27,19 @@ from zo_sweeps.methods.precision import FASTEST
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
-from zo_sweeps.plan.expand import Setting, expand, flatten
 from zo_sweeps.plan.labels import labels
 from zo_sweeps.plan.overrides import Overrides, short, shown
-from zo_sweeps.plan.resolve import Options, Parts, Ran, add, as_written, difference, fastest_on, resolve
+from zo_sweeps.plan.resolve import (
+    Ran,
+    Resolver,
+    Setting,
+    add,
+    as_written,
+    difference,
+    expand,
+    fastest_on,
+    flatten,
+)
 
 CONFIRMS = "runs only if its setting is the one that the first seeds select"
 
@@ -154,7 +163,7 @@ class _Draft:
         self.devices: set[str] = set()
         self.measured: dict[str, None] = {}  # what precision=fastest is, in a line each
         self.places = places
-        self.options, self.parts, self.overrides = Options(), Parts(), Overrides(composer)
+        self.resolver, self.overrides = Resolver(composer), Overrides(composer)
         try:
             self.grid = shown(self.grid, composer.left_out)
         except UserError as error:
@@ -165,7 +174,7 @@ class _Draft:
         drafts: list[tuple[Availability, Setting]] = []
         try:
             for setting in expand(self.composer, self.grid, name, block, self.overrides):
-                config = resolve(self.composer, setting, self.options, self.parts)
+                config = self.resolver.resolve(setting)
                 if setting.choices.get("precision") == FASTEST and config.method.kind.of_model:
                     eps = difference(config.method.kind, getattr(config.estimator, "eps", None))
                     self.measured[format_times(fastest_on(self.composer, config.device)).line(eps)] = None
@@ -205,7 +214,7 @@ class _Draft:
             f"{text} (block{'s' * (len(where) > 1)} {', '.join(where)})" if where else text
             for text, where in self.problems.items()
         ]
-        if wrong := [*wrong, *self.options.unknown(self.composer, self.overrides)]:
+        if wrong := [*wrong, *self.resolver.unknown(self.overrides)]:
             listed = "".join(f"\n  - {text}" for text in wrong)
             raise UserError(
                 f"{len(wrong)} problems in grid {self.grid.name!r}:{listed}" if len(wrong) > 1 else wrong[0]
@@ -213,7 +222,7 @@ class _Draft:
         kept = self.overrides.kept(self.grid)
         if not self.drafts:
             raise UserError(f"grid {kept.name!r} has no trials: no seeds, or everything is excluded")
-        _, written = as_written(self.composer, self.parts)
+        _, written = as_written(self.composer, self.resolver.parts)
         texts = labels(kept, self.runs, written, self._scaled())
         rows = {block: texts.row(block) for block in kept.blocks}
         columns = {column: texts.column(column) for column in dict.fromkeys(column for _, column in self.runs)}

@@ -16,9 +16,8 @@ from zo_sweeps.config.schema import AXES, OF_DEVICE, TRIAL_GROUPS, WHOLE, GridCo
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.expand import flatten
 from zo_sweeps.plan.overrides import short, text_of
-from zo_sweeps.plan.resolve import Ran, Runs
+from zo_sweeps.plan.resolve import Ran, Runs, flatten
 
 _NONE = object()  # the value of an option that a member does not have
 _OPTION = re.compile(r"\{([a-z_0-9.]+)\}")

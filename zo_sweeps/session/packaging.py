@@ -13,9 +13,8 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.package import Package
 from zo_sweeps.plan.availability import Places
-from zo_sweeps.plan.expand import Setting
 from zo_sweeps.plan.overrides import Overrides
-from zo_sweeps.plan.resolve import Options, Parts, resolve
+from zo_sweeps.plan.resolve import Resolver, Setting
 from zo_sweeps.run import packages, workbench
 from zo_sweeps.session.export import new_or_empty
 
@@ -34,9 +33,9 @@ def single(composer: Composer, made: str, of: str) -> TrialConfig:
     if several := next((key for key, given in {**choices, **values}.items() if len(given) > 1), ""):
         raise UserError(f"{several} has several values", fix=f"{made} takes one of each")
     single = Setting({key: given[0] for key, given in choices.items()}, {k: v[0] for k, v in values.items()}, {})
-    options = Options()
-    config = resolve(composer, single, options, Parts())
-    if wrong := options.unknown(composer, Overrides(composer)):
+    resolver = Resolver(composer)
+    config = resolver.resolve(single)
+    if wrong := resolver.unknown(Overrides(composer)):
         raise UserError(wrong[0])
     return config
 
