@@ -1,12 +1,12 @@
 """Hydra composition: configuration files and the command line -> a typed run and the trees of its trials.
 
 Hydra only composes (groups, search path, override grammar); it schedules nothing. The overrides that the command line
-forces on every trial of a grid are read in `command_line`, and messages of one line are made in `messages`.
+forces on every trial of a grid are read in `command_line`.
 """
 
 from __future__ import annotations
 
-import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,9 +22,19 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from zo_sweeps.config.command_line import OPEN, PLACE, CommandLine, Forced, quoted
-from zo_sweeps.config.messages import explained, nested, siblings, strangers
 from zo_sweeps.config.parsed_files import closed, light, loaded, use
-from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, BlockConfig, Config, OnConfig, RunConfig
+from zo_sweeps.config.schema import (
+    AXES,
+    METHOD,
+    OWN_TREE,
+    TRIAL_KEYS,
+    BlockConfig,
+    Config,
+    OnConfig,
+    RunConfig,
+    faults,
+    siblings,
+)
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import conf_dir, folder_at, reading
 from zo_sweeps.methods import registry
@@ -51,13 +61,6 @@ class Compositions:
 
 
 PACKAGED = Compositions()  # of the packaged files alone: shared by all composers of the process
-
-
-@cache
-def _schema() -> DictConfig:
-    """Return the schema's values, not to be changed."""
-    values: DictConfig = OmegaConf.structured(Config)
-    return values
 
 
 @cache
@@ -169,11 +172,10 @@ class Composer:
         hooks: Any = OmegaConf.to_container(composed.on)  # not resolved once more: ${...} is of the hook's own shell
         typed["on"] = OnConfig(**hooks)
         origin = self.locate(self._chosen)
-        for path in strangers(typed, ""):  # a + on the command line adds any key, and Hydra keeps it
-            raise unknown("key", path, siblings(path), where=origin(path))
-        for key, part in typed.items():
-            for path, kind in nested(part, key):
-                raise UserError(f"{path} has the wrong type", where=origin(path), fix=f"it must be {kind}")
+        for path, kind in (fault for key, part in typed.items() for fault in faults(part, key)):
+            if not kind:
+                raise unknown("key", path, siblings(path), where=origin(path))
+            raise UserError(f"{path} has the wrong type", where=origin(path), fix=f"it must be {kind}")
         grid = typed["grid"]
         if both := {*grid.entrants} & {*grid.blocks}:
             raise UserError(f"{' and '.join(sorted(both))} of grid.entrants is a block", where=origin("grid.entrants"))
@@ -311,7 +313,8 @@ class Composer:
     @cached_property
     def _scratch(self) -> DictConfig:
         """The schema's values, for `check_value` to set: new ones per value would be slow."""
-        return copy.deepcopy(_schema())
+        values: DictConfig = OmegaConf.structured(Config)
+        return values
 
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""
@@ -324,6 +327,53 @@ class Composer:
         except OmegaConfBaseException as error:
             raise explained(error, [], lambda _: where) from None
         self._checked.add((path, repr(value)))
+
+
+KINDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "text"}
+
+
+def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> UserError:
+    """Reduce Hydra's and OmegaConf's messages to one line: the problem, its place, the choices, the likely fix."""
+    chain: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UserError):  # of an interpolation that is refused
+            full = re.search(r"full_key: (\S+)", "\n".join(chain))
+            key = full[1] if full and full[1] != "_dummy_" else ""  # Hydra's name for an option of the defaults list
+            return UserError(cause.what, where=f"{key} ({locate(key)})" if key else "", fix=cause.fix)
+        chain.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    text = "\n".join(chain)
+    full = re.search(r"full_key: (\S+)", text)
+    key, last = full[1] if full else "a key", next(iter(chain[-1].splitlines()), "")
+    if found := re.search(r"Could not find '([^']+)'", text):
+        group, _, name = found[1].rpartition("/")
+        listed = re.search(r"Available options in '[^']*':\n((?:\t.+\n?)*)", text)
+        choices = listed[1].split() if listed else ()
+        return unknown(group or "configuration", name, choices, where=locate(found[1]))
+    if found := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
+        group = found[1].split("@")[0]
+        given = next((text for text in overrides if text.startswith(f"{group}=")), f"{group}=NAME")
+        return UserError(f"{group} is not in the defaults list", fix=f"to append to your default list use +{given}")
+    if found := re.search(r"Key '([^']+)' (?:not in|is not in) '?(\w+)", text):
+        path = full[1] if full else found[1]
+        return unknown("key", path, siblings(path), where=locate(path))
+    if found := re.search(r"Interpolation key '([^']*)' not found", text):
+        return UserError(f"${{{found[1]}}} names no key", where=f"{key} ({locate(key)})" if full else "")
+    if found := re.search(r"Multiple values for ([\w/]+)", text):
+        return UserError(f"{found[1]} is given twice", fix="name it once")
+    what, fix = "", last
+    if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
+        what, fix = f"{key}={found[1]!r}", f"it must be {KINDS.get(found[3], found[3])}"
+    elif found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
+        what, fix = key, f"it must be a {'list' if found[2].startswith('List') else found[2]}"
+    elif found := re.search(r"Error merging override (\S+?)=(.)", text):
+        what = key = found[1]
+        if re.search(r"\s+Cannot assign \w+ to Dict", text):
+            fix = "its entries must be mappings" if found[2] == "[" else "it must be a mapping"
+    if what:
+        return UserError(f"{what} has the wrong type", where=locate(key), fix=fix)
+    return UserError(" ".join(chain[0].split()), fix="" if chain[-1] == chain[0] else last)
 
 
 def _resolve(config: DictConfig) -> None:

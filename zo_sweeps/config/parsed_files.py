@@ -80,55 +80,34 @@ def loaded(path: Path) -> Loaded:
 
 @lru_cache(maxsize=512)
 def _loaded(path: Path, _changed: int, _size: int) -> Loaded:
+    fix = "an alias (*name) inside of its own anchor (&name) never ends"
+    nested = UserError(f"nested more than {DEEPEST} deep", where=str(path), fix=fix)
     try:
         text = path.read_text(encoding="utf-8")
-        tree = yaml.load(text, Loader=_loader())
+        tree = yaml.load(text, Loader=get_yaml_loader())
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 text ({error.reason})", where=str(path), fix="save it as UTF-8") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         reason = " ".join(str(error).split()).replace(' in "<unicode string>",', " at")
         raise UserError(f"not valid YAML: {reason}", where=str(path)) from None
     except RecursionError:
-        raise _nested(path) from None
+        raise nested from None
     if tree is not None and not isinstance(tree, dict):
         raise UserError(f"a {type(tree).__name__} where keys and values were expected", where=str(path))
     entries = 0
     level: list[Any] = [tree]
     for _ in range(DEEPEST):
-        nested = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
-        level = [inner for one in nested for inner in one]
+        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
+        level = [inner for one in inside for inner in one]
         entries += len(level)
         if entries > MOST:
             what = f"more than {MOST:,} entries, those that aliases (*name) repeat included"
             raise UserError(what, where=str(path), fix="write out what you mean")
     if level:
-        raise _nested(path)
+        raise nested
     config = OmegaConf.create(tree or {})
     plain: Any = OmegaConf.to_container(config)
     return config, ParsedFiles._get_header_dict(text[:512]), {str(key): value for key, value in plain.items()}
-
-
-def _nested(path: Path) -> UserError:
-    fix = "an alias (*name) inside of its own anchor (&name) never ends"
-    return UserError(f"nested more than {DEEPEST} deep", where=str(path), fix=fix)
-
-
-@lru_cache(maxsize=1)
-def _loader() -> Any:
-    """Return OmegaConf's loader over libyaml's parser, four times as fast; its own where libyaml is absent."""
-    own = get_yaml_loader()
-    try:
-        from yaml.cyaml import CParser  # type: ignore[attr-defined]  # its stubs leave it out
-    except ImportError:
-        return own
-
-    class Loader(CParser, own):  # type: ignore[misc, valid-type]
-        def __init__(self, stream: Any) -> None:
-            CParser.__init__(self, stream)
-            yaml.constructor.SafeConstructor.__init__(self)
-            yaml.resolver.Resolver.__init__(self)
-
-    return Loader
 
 
 OUTSIDE = ("oc.env", "now", "python_version", "hydra")  # the environment, the clock, this Python, Hydra's own state

@@ -58,7 +58,7 @@ class Start(Event, kind="start"):
     Args:
         device, versions: facts of the machine, and of what is installed there.
         resumed_from: the last step of the attempts before.
-        code: digest of the code that runs the trial; see `methods.code`.
+        code: digest of the code that runs the trial; see `methods.trial_config`.
         fused: of 2026: among how many trials it shared forwards, itself included.
         node, profile: the machine's name and device profile, where it is one of a sweep's nodes.
     """

@@ -267,7 +267,7 @@ class Outcome(Shape):
             share of the machine's cores that other processes took just `before` the attempt and `during` it; earlier:
             the same facts of the earlier attempts that ran steps (see `core.place`).
         error: one line; for DIVERGED: step, seed and both losses.
-        code: digest of the code that measured it (see `methods.code`), joined by "+" if attempts differ.
+        code: digest of the code that measured it (see `methods.trial_config`), joined by "+" if attempts differ.
         unmeasured: how the names of metrics begin that could not be measured -> the reason.
     """
 

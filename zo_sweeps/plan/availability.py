@@ -90,7 +90,7 @@ class Places:
         trainable = trainable_of(config, model.arch) if model.arch and kind.trains else 0
         notes, counted = self._rows(config, model, data, most)
         if counted is not None:
-            shown = 1 + kind.shown  # solved examples before each row
+            shown = 1 + kind.demonstrations  # solved examples before each row
             means = counted.mean(False), counted.mean(gold_only(config))
             scored, stepped = (min(mean * shown, max(most, mean)) for mean in means)
         else:
@@ -203,10 +203,10 @@ class Places:
                 self._known[key] = make()
             except UserError as error:
                 self._known[key] = error
-        found = self._known[key]
-        if isinstance(found, UserError):
-            raise found
-        return found  # type: ignore[no-any-return]
+        known: T | UserError = self._known[key]
+        if isinstance(known, UserError):
+            raise known
+        return known
 
 
 def _spec(config: TrialConfig) -> TaskSpec:
@@ -253,7 +253,7 @@ def _cost(config: TrialConfig, trainable: int, stepped: float, scored: float, ro
     """
     kind, train, (dev, test) = config.method.kind, config.train, rows
     if kind.generates:
-        return kind.generated
+        return kind.new_tokens
     evaluations = -(-train.steps // train.eval_every) if train.steps else 1
     steps = train.steps * (train.batch or 1) * config.forwards(trainable)
     measured = (evaluations + 1) * 3 * config.gradients.samples
@@ -285,7 +285,7 @@ def _lengths(config: TrialConfig, data: DataStatus, most: int, frame: int) -> tu
     The task's are of whole prompts, and a floor: a row's bytes lack the template. `most` where nothing is known.
     `frame` tokens of a chat template are around each.
     """
-    usual, texts = config.task.lengths, 1 + config.method.kind.shown
+    usual, texts = config.task.lengths, 1 + config.method.kind.demonstrations
     mean = data.row_bytes and max(data.row_bytes / BYTES_PER_TOKEN, 16)
     longest = 2 * mean
     if usual is not None:

@@ -153,10 +153,6 @@ class _Draft:
     def __init__(self, composer: Composer, places: Places) -> None:
         self.composer = composer
         self.grid = composer.run.grid
-        self.cells: list[Cell] = []
-        self.trials: dict[str, Trial] = {}
-        self.reasons: dict[str, tuple[str, ...]] = {}
-        self.remarks: dict[str, tuple[str, ...]] = {}
         self.drafts: list[tuple[str, Availability, Setting]] = []
         self.runs: dict[tuple[str, str], Ran] = {}
         self.problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
@@ -193,21 +189,6 @@ class _Draft:
 
         self.drafts += [(name, *draft) for draft in among(drafts, self.grid.select)]
 
-    def _cell(self, block: str, looked: Availability, setting: Setting, row: str, columns: Mapping[str, str]) -> None:
-        config, searched = looked.config, used(setting.searched, looked.config)
-        trial_id, column = config.trial_id(), setting.column or config.task.name
-        if trial_id not in self.trials:
-            names = [row, columns[column]]
-            if config.method.kind.trains or config.method.kind.shown or config.method.kind.generates:
-                names += [f"{name.rpartition('.')[2]} {short(value)}" for name, value in searched.items()]
-                names.append(f"seed {config.seed}")
-            self.trials[trial_id] = _trial(trial_id, looked, " · ".join(names), self.grid.name, block)
-            if looked.reasons:
-                self.reasons[trial_id] = looked.reasons
-            if remarks := (*looked.remarks, *([CONFIRMS] if confirms(config) else [])):
-                self.remarks[trial_id] = remarks
-        self.cells.append(Cell(block, column, config.seed, searched, trial_id))
-
     def finished(self) -> Plan:
         """Return the plan. Raises UserError listing everything that is wrong."""
         wrong = [
@@ -216,9 +197,8 @@ class _Draft:
         ]
         if wrong := [*wrong, *self.resolver.unknown(self.overrides)]:
             listed = "".join(f"\n  - {text}" for text in wrong)
-            raise UserError(
-                f"{len(wrong)} problems in grid {self.grid.name!r}:{listed}" if len(wrong) > 1 else wrong[0]
-            )
+            several = f"{len(wrong)} problems in grid {self.grid.name!r}:{listed}"
+            raise UserError(several if len(wrong) > 1 else wrong[0])
         kept = self.overrides.kept(self.grid)
         if not self.drafts:
             raise UserError(f"grid {kept.name!r} has no trials: no seeds, or everything is excluded")
@@ -226,19 +206,28 @@ class _Draft:
         texts = labels(kept, self.runs, written, self._scaled())
         rows = {block: texts.row(block) for block in kept.blocks}
         columns = {column: texts.column(column) for column in dict.fromkeys(column for _, column in self.runs)}
+        cells: list[Cell] = []
+        every: dict[str, Trial] = {}
+        behind: dict[str, Availability] = {}
         for block, looked, setting in self.drafts:
-            self._cell(block, looked, setting, rows[block], columns)
+            config, searched = looked.config, used(setting.searched, looked.config)
+            trial_id, column = config.trial_id(), setting.column or config.task.name
+            cells.append(Cell(block, column, config.seed, searched, trial_id))
+            if trial_id not in every:
+                trial = _trial(trial_id, looked, searched, rows[block], columns[column])
+                every[trial_id] = replace(trial, grid=self.grid.name, block=block)
+                behind[trial_id] = looked
         notes = tuple(self.overrides.notes(replace(texts, grid=self.grid).row, columns))
         notes += tuple(f"precision=fastest is {line}" for line in self.measured)
         return Plan(
             config=replace(self.composer.run, grid=texts.applied()),
-            trials=tuple(trial for trial_id, trial in self.trials.items() if trial_id not in self.reasons),
-            cells=tuple(self.cells),
-            reasons=self.reasons,
+            trials=tuple(trial for trial_id, trial in every.items() if not behind[trial_id].reasons),
+            cells=tuple(cells),
+            reasons={trial_id: looked.reasons for trial_id, looked in behind.items() if looked.reasons},
             labels=columns,
-            caveats=(*_caveats(self.composer, self.grid, self.cells, self.trials), *notes),
-            every=self.trials,
-            remarks=self.remarks,
+            caveats=(*_caveats(self.composer, self.grid, cells, every), *notes),
+            every=every,
+            remarks={trial_id: looked.remarks for trial_id, looked in behind.items() if looked.remarks},
             relabelled=frozenset(texts.rows),
         )
 
@@ -254,8 +243,11 @@ class _Draft:
             where.append(block)
 
 
-def _trial(trial_id: str, looked: Availability, label: str, grid: str, block: str) -> Trial:
-    config = looked.config
+def _trial(trial_id: str, looked: Availability, searched: Mapping[str, Any], row: str, column: str) -> Trial:
+    config, kind, names = looked.config, looked.config.method.kind, [row, column]
+    if kind.trains or kind.demonstrations or kind.generates:
+        names += [f"{name.rpartition('.')[2]} {short(value)}" for name, value in searched.items()]
+        names.append(f"seed {config.seed}")
     return Trial(
         trial_id=trial_id,
         config=config,
@@ -266,10 +258,8 @@ def _trial(trial_id: str, looked: Availability, label: str, grid: str, block: st
         steps=config.steps,
         memory_key=memory_key(config),
         shared_steps=_shared_steps(config),
-        label=label,
-        grid=grid,
-        block=block,
-        task=config.task.name if config.method.kind.of_model else "",
+        label=" · ".join(names),
+        task=config.task.name if kind.of_model else "",
     )
 
 
@@ -383,14 +373,15 @@ def _of_column(
     searched = {fingerprint([used(setting.searched, needs.config)]) for needs, setting in drafts}
     whole: dict[str, Any] = {"halving": (), "halving_keep": Train.halving_keep}  # the same trial as without the option
     for needs, setting in drafts:
-        config, change = needs.config, dict[str, Any]()
+        config, change, remarks = needs.config, dict[str, Any](), needs.remarks
         if setting.values["seed"] not in seeds and len(searched) > 1 and config.method.kind.trains:
-            change = {**whole, "halving_among": search}
+            change, remarks = {**whole, "halving_among": search}, (*remarks, CONFIRMS)
         elif has_rungs(config):
             change = {"halving_among": rungs}
         elif config.train.halving:
             change = whole
-        yield replace(needs, config=replace(config, train=replace(config.train, **change))), setting
+        config = replace(config, train=replace(config.train, **change))
+        yield replace(needs, config=config, remarks=remarks), setting
 
 
 def used(searched: Mapping[str, Any], config: TrialConfig) -> dict[str, Any]:

@@ -107,18 +107,16 @@ def labels(grid: GridConfig, now: Runs, written: Runs, skipped: Collection[str])
     """
     rows: dict[str, dict[str, None]] = {}
     columns: dict[str, dict[str, None]] = {}
-    for (block, column), ran in now.items():
-        for found, name, then in (
-            (rows, block, _reference(written, block, column, 0)),
-            (columns, column, _reference(written, block, column, 1)),
-        ):
-            if then is not None:
-                keys = {**_keys(then, found is columns, grid), **_keys(ran, found is columns, grid)}
-                # A column's value replaces that of its rows, where the grid as written has it.
-                of_column = {*ran.promise.of_column} & {*then.promise.of_column} - {*ran.promise.of_both}
-                kept = [key for key in keys if found is columns or key not in of_column]
-                for key in _changed(kept, ran.configs, then.configs, skipped):
-                    found.setdefault(name, {})[key] = None
+    for at, ran in now.items():
+        for part, found in enumerate((rows, columns)):
+            if (then := _reference(written, at, part)) is None:
+                continue
+            keys = {**_keys(then, part, grid), **_keys(ran, part, grid)}
+            # A column's value replaces that of its rows, where the grid as written has it.
+            of_column = {*ran.promise.of_column} & {*then.promise.of_column} - {*ran.promise.of_both}
+            kept = [key for key in keys if found is columns or key not in of_column]
+            for key in _changed(kept, ran.configs, then.configs, skipped):
+                found.setdefault(at[part], {})[key] = None
 
     def texts(found: Mapping[str, Iterable[str]], part: int) -> dict[str, list[str]]:
         """Return "key=value" of each changed key, with its values in every cell of the row or column."""
@@ -131,20 +129,21 @@ def labels(grid: GridConfig, now: Runs, written: Runs, skipped: Collection[str])
     return Labels(grid, now, written, texts(rows, 0), texts(columns, 1))
 
 
-def _reference(written: Runs, block: str, column: str, part: int) -> Ran | None:
-    """Return the cell as written; for a further column that of its row, for a further row that of its column."""
-    if (block, column) in written:
-        return written[block, column]
-    others = [ran for key, ran in written.items() if key[part] == (block, column)[part]]
+def _reference(written: Runs, at: tuple[str, str], part: int) -> Ran | None:
+    """Return the cell as written; of a further column that of its row (part 0), of a further row that of its column."""
+    if at in written:
+        return written[at]
+    others = [ran for key, ran in written.items() if key[part] == at[part]]
     if not others:
         return None
     return Ran(replace(others[0].promise, of_both={}), [config for ran in others for config in ran.configs])
 
 
-def _keys(ran: Ran, of_column: bool, grid: GridConfig) -> dict[str, None]:
-    if of_column and not grid.columns:
+def _keys(ran: Ran, part: int, grid: GridConfig) -> dict[str, None]:
+    """Return the keys that the row (part 0) or column (1) of a cell promises."""
+    if part and not grid.columns:
         return {"task": None}
-    return dict.fromkeys(ran.promise.of_column_alone if of_column else ran.promise.of_row)
+    return dict.fromkeys(ran.promise.of_column_alone if part else ran.promise.of_row)
 
 
 def _changed(
