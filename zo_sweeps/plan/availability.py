@@ -112,15 +112,17 @@ class Places:
         notes += remarks([config.departures])
         if not kind.generates and data.marks:
             spec = _spec(config)
-            drawn = lambda: [facts(spec, drawn_marks(spec, config.task, split, data.marks))]
-            notes += self._once((id(data), split), lambda: remarks(drawn(), of_data=True))
+            notes += self._once(
+                (id(data), split),
+                lambda: remarks([facts(spec, drawn_marks(spec, config.task, split, data.marks))], of_data=True),
+            )
         if not kind.generates:
             notes += _not_read(config, model, data)
         dev = min(split.dev, config.task.dev_size or split.dev)
         if split.shots:
             dev = split.shots * len(config.task.wording(config.prompt.name).options)
-        rows = min(dev, sizes.get("validation", dev)), min(split.test, sizes.get("test", split.test))
-        cost = _cost(config, trainable, stepped, scored, rows)
+        drawn = min(dev, sizes.get("validation", dev)), min(split.test, sizes.get("test", split.test))
+        cost = _cost(config, trainable, stepped, scored, drawn)
         operations = cost * _operations_per_token(config, model.arch)
         return Availability(config, tuple(reasons), needs, cost, operations, scored, stepped, tuple(notes))
 

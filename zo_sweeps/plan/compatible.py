@@ -280,7 +280,8 @@ def _theta(config: TrialConfig) -> Iterator[str]:
             fitting = _having(part.axis, lambda one: Theta.CODES in one().moves)
             yield f"space {space.name!r} moves by integers: use {part.axis}={fitting}{or_else}, not {part.name}"
         else:
-            fitting = _having("space", lambda one, moved=part.moves: one.theta in moved)
+            moved = part.moves
+            fitting = _having("space", lambda one: one.theta in moved)  # noqa: B023  # it is called at once
             yield f"{part.axis} {part.name!r} {verb} integers: use space={fitting}, not {space.name}"
     if space.theta is not Theta.CODES:
         return
