@@ -147,9 +147,8 @@ class Composer:
         store.store(name="base_config", node=Config, provider="zo_sweeps")
         for axis in MEMBER_GROUPS:
             store.repo.pop(axis, None)  # Hydra's store outlives a composer; the next one may have other folders
-            own = {name for name in registry.names(axis) for d in self.folders if (d / axis / f"{name}.yaml").is_file()}
             for name, member in registry.members(axis).items():
-                if name not in own:
+                if not self._files(axis, name):
                     store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
         for name in (OWN, FASTEST):
             store.store(group="precision", name=name, node={"name": name}, provider="zo_sweeps")
@@ -250,7 +249,7 @@ class Composer:
 
     def member_name(self, axis: str, choice: str) -> str:
         """Return the member that an axis's option chooses: the `name` in its file, or the option itself."""
-        files = [file for folder in self.folders if (file := folder / axis / f"{choice}.yaml").is_file()]
+        files = self._files(axis, choice)
         return str(_yaml(files[0]).get("name", choice)) if files else choice
 
     def member_of(self, method: str, axis: str) -> str | None:
@@ -288,27 +287,27 @@ class Composer:
     def _file_of(self, key: str, choices: Mapping[str, str]) -> str:
         """Return the chosen file (of group -> option) that sets a key; "" if none does."""
         for group in ("method", *choices):  # a method's preset overrides the files of its axes
-            for folder in self.folders:
-                file = folder / group / f"{choices.get(group, '')}.yaml"
-                if file.is_file() and _holds(_yaml(file), key, group):
-                    return f"{group}/{file.name}" if folder == conf_dir() else str(file)
+            for file in self._files(group, choices.get(group, "")):
+                if _holds(_yaml(file), key, group):
+                    return f"{group}/{file.name}" if file.parents[1] == conf_dir() else str(file)
         return ""
+
+    def _files(self, group: str, option: str) -> list[Path]:
+        """Return the files of a group's option, in the order of the folders."""
+        return [file for folder in self.folders if (file := folder / group / f"{option}.yaml").is_file()]
 
     def option(self, group: str, name: str) -> dict[str, Any]:
         """Return the contents of a group's file, for groups that Hydra does not compose (conf/table, conf/paper).
 
         Raises UserError for an unknown name.
         """
-        path = next((file for d in self.folders if (file := d / group / f"{name}.yaml").is_file()), None)
-        if path is None:
+        if not (files := self._files(group, name)):
             raise unknown(group, name, [p.stem for folder in self.folders for p in (folder / group).glob("*.yaml")])
         try:
             with closed():
-                tree = OmegaConf.to_container(loaded(path)[0], resolve=True)
+                return _tree(loaded(files[0])[0], resolve=True)
         except OmegaConfBaseException as error:
-            raise explained(error, [], lambda _: str(path)) from None
-        assert isinstance(tree, dict)
-        return {str(key): value for key, value in tree.items()}
+            raise explained(error, [], lambda _: str(files[0])) from None
 
     @cached_property
     def _scratch(self) -> DictConfig:
@@ -385,9 +384,9 @@ def _resolve(config: DictConfig) -> None:
         raise
 
 
-def _tree(composed: DictConfig) -> dict[str, Any]:
+def _tree(composed: DictConfig, resolve: bool = False) -> dict[str, Any]:
     """Return a composition as plain dictionaries and lists."""
-    plain = OmegaConf.to_container(composed)
+    plain = OmegaConf.to_container(composed, resolve=resolve)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

@@ -43,8 +43,8 @@ def of_grid(written: Composer) -> Extents:
     resolver, configs = Resolver(written), dict[tuple[Any, ...], TrialConfig]()
     settings: dict[tuple[str, str], set[str]] = {}
     seeds: dict[tuple[str, str], set[int]] = {}
-    for name, block in grid.blocks.items():
-        for setting in expand(written, grid, name, block, Overrides(written)):
+    for name in grid.blocks:
+        for setting in expand(grid, name, Overrides(written)):
             alike = (name, setting.column, setting.choices.get("task"), setting.choices.get("method"))
             if alike not in configs:
                 configs[alike] = resolver.resolve(setting)

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AXES, BlockConfig, GridConfig, RunConfig, SelectConfig
+from zo_sweeps.config.schema import AXES, GridConfig, RunConfig, SelectConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import SharedSteps, Trial
@@ -137,8 +137,8 @@ def build(composer: Composer, places: Places | None = None) -> Plan:
     if not grid.blocks:
         raise UserError(f"grid {grid.name!r} has no blocks", where=f"grid/{composer.command_line.grid}.yaml")
     draft = _Draft(composer, places or places_of(composer))
-    for name, block in draft.grid.blocks.items():
-        draft.add(name, block)
+    for name in draft.grid.blocks:
+        draft.add(name)
     return draft.finished()
 
 
@@ -165,11 +165,11 @@ class _Draft:
         except UserError as error:
             self.problems[str(error)] = []
 
-    def add(self, name: str, block: BlockConfig) -> None:
+    def add(self, name: str) -> None:
         """Add the cells of a block, or what is wrong with it."""
         drafts: list[tuple[Availability, Setting]] = []
         try:
-            for setting in expand(self.composer, self.grid, name, block, self.overrides):
+            for setting in expand(self.grid, name, self.overrides):
                 config = self.resolver.resolve(setting)
                 if setting.choices.get("precision") == FASTEST and config.method.kind.of_model:
                     eps = difference(config.method.kind, getattr(config.estimator, "eps", None))

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from zo_sweeps.config.command_line import CHOOSES, PLACE, Forced
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AXES, TRIAL_GROUPS, BlockConfig, GridConfig, ScaleConfig, ScaleSteps
+from zo_sweeps.config.schema import AXES, TRIAL_GROUPS, GridConfig, ScaleConfig, ScaleSteps
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.devices import probe
 from zo_sweeps.devices.speed import format_times
@@ -50,17 +50,15 @@ class Setting:
     where: str = ""
 
 
-def expand(
-    composer: Composer, grid: GridConfig, name: str, block: BlockConfig, overrides: Overrides
-) -> Iterator[Setting]:
-    """Yield the settings of a block in the order of the file; the seeds vary fastest.
+def expand(grid: GridConfig, name: str, overrides: Overrides) -> Iterator[Setting]:
+    """Yield the settings of a grid's block in the order of the file; the seeds vary fastest.
 
     Args:
         overrides: the command line's, which leave columns of the block out or change what they promise.
 
     Raises UserError for an axis that is no list, is empty or is fixed as well, and for keys and values of a wrong type.
     """
-    where = f"grid {grid.name}, block {name}"
+    composer, block, where = overrides.composer, grid.blocks[name], f"grid {grid.name}, block {name}"
     forced = composer.forced
     of_block = flatten(block.fixed)
     fixed = {**flatten(grid.fixed), **of_block}
@@ -391,9 +389,9 @@ def as_written(composer: Composer, parts: dict[tuple[str, str], Any] | None = No
         return _resolved[written]
     grid = replace(written.run.grid, seeds=written.run.grid.seeds[:1])
     resolver = Resolver(written, parts)
-    for name, block in grid.blocks.items():
+    for name in grid.blocks:
         try:
-            for setting in expand(written, grid, name, block, Overrides(written)):
+            for setting in expand(grid, name, Overrides(written)):
                 add(runs, name, setting, resolver.resolve(setting))
         except UserError:
             continue
