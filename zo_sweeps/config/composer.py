@@ -27,6 +27,7 @@ from zo_sweeps.config.schema import (
     AXES,
     METHOD,
     OWN_TREE,
+    TRIAL_GROUPS,
     TRIAL_KEYS,
     BlockConfig,
     Config,
@@ -121,8 +122,8 @@ class Composer:
             what = f"tracking.uri={uri!r} is not the address of a server"
             raise UserError(what, fix="write tracking.uri=http://HOST:PORT, or leave it out for one of this sweep")
         self._checked: set[tuple[str, str]] = set()
-        for path, values in self.forced.values.items():
-            for value in values if path.split(".")[0] not in OPEN else ():
+        for path, values in self.forced.items():
+            for value in values if path not in TRIAL_GROUPS and path.split(".")[0] not in OPEN else ():
                 self.check_value(path, value, PLACE)
 
     @property

@@ -12,7 +12,7 @@ from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.parts import Device, Model, ModelSource, Train
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.build import Plan
+from zo_sweeps.plan.build import Plan, used
 from zo_sweeps.plan.overrides import Overrides
 from zo_sweeps.plan.resolve import Resolver, as_written, expand
 
@@ -41,21 +41,19 @@ def of_grid(written: Composer) -> Extents:
     """Return the same of a composed grid. Cost: expands it, and resolves a setting per block, column and method."""
     grid = written.run.grid
     resolver, configs = Resolver(written), dict[tuple[Any, ...], TrialConfig]()
-    settings: dict[tuple[str, str], set[str]] = {}
-    seeds: dict[tuple[str, str], set[int]] = {}
+    cells: dict[tuple[str, str], tuple[set[str], set[int]]] = {}
     for name in grid.blocks:
         for setting in expand(grid, name, Overrides(written)):
             alike = (name, setting.column, setting.choices.get("task"), setting.choices.get("method"))
             if alike not in configs:
                 configs[alike] = resolver.resolve(setting)
             config = configs[alike]
-            cell = name, setting.column or config.task.name
-            searched = {key: value for key, value in setting.searched.items() if config.uses(key)}
-            settings.setdefault(cell, set()).add(fingerprint([searched]))
+            settings, seeds = cells.setdefault((name, setting.column or config.task.name), (set(), set()))
+            settings.add(fingerprint([used(setting.searched, config)]))
             draws_rows = setting.values.get("split.seed", written.trial["split"]["seed"]) is None
             counts = "seed" in config.parts_used or draws_rows
-            seeds.setdefault(cell, set()).add(setting.values["seed"] if counts else 0)
-    return {cell: (len(settings[cell]), len(seeds[cell])) for cell in settings}
+            seeds.add(setting.values["seed"] if counts else 0)
+    return {cell: (len(settings), len(seeds)) for cell, (settings, seeds) in cells.items()}
 
 
 ANYWHERE = Device()

@@ -234,7 +234,7 @@ class _Draft:
     def _scaled(self) -> tuple[str, ...]:
         """Return how the keys begin that a caveat names, and no label: the shape that the scale cuts."""
         shape = "model.arch"
-        given = any(key.startswith(shape) for key in self.composer.forced.values)
+        given = any(key.startswith(shape) for key in self.composer.forced)
         return () if given or self.composer.run.scale.layers is None else (shape,)
 
     def _note(self, text: str, block: str) -> None:
@@ -328,10 +328,10 @@ def _caveats(
         found.append(f"{shared} entries became identical to others under these overrides and share their trials")
     if composer.left_out:
         found.append(f"left out: {', '.join(composer.left_out)}")
-    choices, values = composer.forced.choices, composer.forced.values
-    if "model" in choices:
+    forced = composer.forced
+    if "model" in forced:
         display = composer.trial["model"]["display"]
-        found.append(f"run on {' and '.join(values.get('model.path') or choices['model'])} ({display})")
+        found.append(f"run on {' and '.join(forced.get('model.path') or forced['model'])} ({display})")
     found += filter(None, [moved(configs)])
     claimed = {
         config.model.display or config.model.name: config.model.path for config in configs if config.model.is_claimed
@@ -342,7 +342,7 @@ def _caveats(
     apart = ["model", "data.dir", "model.path"]
     apart += [] if "device" in composer.run.grid.fixed else ["device"]
     apart += [] if composer.run.grid.columns else ["task"]
-    given = [f"{name}={','.join(map(str, v))}" for name, v in {**choices, **values}.items() if name not in apart]
+    given = [f"{name}={','.join(map(str, v))}" for name, v in forced.items() if name not in apart]
     given += composer.command_line.edits
     if given:
         found.append(f"set on the command line: {' '.join(given)}")

@@ -198,7 +198,7 @@ def _value(config: TrialConfig, key: str) -> Any:
     if key == "device.form" and not config.device.runs_programs:
         return _NONE  # a form is of programs
     group, _, rest = key.partition(".")
-    value: Any = config.method.kind if group == "method" and rest != "name" else getattr(config, group, _NONE)
+    value: Any = vars(config.method.kind) if group == "method" and rest != "name" else getattr(config, group, _NONE)
     for part in rest.split("."):
         value = value.get(part, _NONE) if isinstance(value, Mapping) else getattr(value, part, _NONE)
     return value if value is _NONE else write(value)

@@ -191,30 +191,27 @@ class Overrides:
 
     def at(self, promise: Promise, block: str, column: str) -> Forced | None:
         """Return the overrides with the values that a block at a column may have; None: nothing agrees with it."""
-        choices, values = dict(self.composer.forced.choices), dict(self.composer.forced.values)
+        given = dict(self.composer.forced)
         if self.composer.run.grid.relabel:
-            return Forced(choices, values)
+            return given
         clashes = []
-        for given in (choices, values):
-            for key, wanted in list(given.items()):
-                wanted = (promise.task,) if key == "task" else wanted
-                allowed, promised = promise.allowed(self.composer, key)
-                named = tuple(one for one in wanted if allowed is None or _name(self.composer, key, one) in allowed)
-                lost = [promise.without_option(self.composer, key, one) if key in METHOD else "" for one in named]
-                agreeing = tuple(one for one, source in zip(named, lost, strict=True) if not source)
-                sources = {*([promised] if len(named) < len(wanted) else []), *filter(None, lost)}
-                if not sources:
-                    continue
-                if agreeing:
-                    given[key] = agreeing
-                else:
-                    clashes += [(text_of(key, wanted), source) for source in sorted(sources)]
+        for key, wanted in self.composer.forced.items():
+            wanted = (promise.task,) if key == "task" else wanted
+            allowed, promised = promise.allowed(self.composer, key)
+            named = tuple(one for one in wanted if allowed is None or _name(self.composer, key, one) in allowed)
+            lost = [promise.without_option(self.composer, key, one) if key in METHOD else "" for one in named]
+            agreeing = tuple(one for one, source in zip(named, lost, strict=True) if not source)
+            sources = {*([promised] if len(named) < len(wanted) else []), *filter(None, lost)}
+            if sources and agreeing:
+                given[key] = agreeing
+            else:
+                clashes += [(text_of(key, wanted), source) for source in sorted(sources)]
         for text, source in clashes:
             self._left_out.setdefault(text, []).append((source, block, column))
         if clashes:
             return None
         self._kept.add(block)
-        return Forced(choices, values)
+        return given
 
     def leaves_out(self, key: str) -> bool:
         """Return whether an override of this key left a row or column out."""

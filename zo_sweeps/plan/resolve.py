@@ -70,7 +70,7 @@ def expand(grid: GridConfig, name: str, overrides: Overrides) -> Iterator[Settin
     for key in {*fixed} & {*axes}:
         raise UserError(f"{key!r} is both fixed and an axis", where=where)
     default_task = fixed.get("task", composer.trial["task"]["name"])
-    seeds: Sequence[int] = forced.values.get("seed") or grid.seeds
+    seeds: Sequence[int] = forced.get("seed") or grid.seeds
     exclude = [flatten(entry) for entry in (*grid.exclude, *block.exclude)]
     for column, task, of_column in _columns(grid, forced, axes.get("task"), default_task, where):
         per_task = flatten(block.per_task.get(column or task, {}))
@@ -79,12 +79,12 @@ def expand(grid: GridConfig, name: str, overrides: Overrides) -> Iterator[Settin
             continue
         of_column = {key: value for key, value in of_column.items() if key != "task"}
         here, own = _at_task(fixed, axes, {**of_column, **per_task}, kept)
-        others = {*own, *forced.choices}  # groups whose member may not be the block's own
+        others = {*own, *forced}  # groups whose member may not be the block's own
         strict = {key for key in {*of_block, *of_axes, *per_task} if not others & {key.partition(".")[0], "method"}}
-        strict -= {*forced.values}
+        strict -= {*forced}
         for key, value in [*here.items(), *((key, value) for key, several in own.items() for value in several)]:
             if key.endswith(".display"):
-                at = PLACE if key in forced.values else where
+                at = PLACE if key in forced else where
                 fix = f"a name of your own is one of a file of your own, conf/{key.partition('.')[0]}/NAME.yaml"
                 raise UserError(f"{key} is the printed name of what runs, and no option", where=at, fix=fix)
             if key not in TRIAL_GROUPS:
@@ -107,7 +107,7 @@ def _columns(
 
     The values have the key `task` if the column fixes it. Tasks of the command line replace the grid's.
     """
-    given = forced.choices.get("task", ())
+    given = forced.get("task", ())
     if not grid.columns:
         return [("", task, {}) for task in given or tasks or [default_task]]
     if len(given) > 1 or tasks:
@@ -124,10 +124,10 @@ def _at_task(
     The column's values, `per_task` (flattened), replace the block's, and the command line's replace both.
     """
     here, own = dict(fixed), dict(axes)
-    given = {name: list(values) for name, values in {**forced.choices, **forced.values}.items()}
+    given = {name: list(values) for name, values in forced.items()}
     for name, value in [*per_task.items(), *((n, v if len(v) > 1 else v[0]) for n, v in given.items())]:
         here.pop(name, None)
-        if isinstance(value, list) and (name not in forced.values or len(given[name]) > 1):
+        if isinstance(value, list) and (name not in forced or len(given[name]) > 1):
             own[name] = value
         else:
             own.pop(name, None)
@@ -184,7 +184,7 @@ class Resolver:
         Raises UserError for a key or value that no definition has.
         """
         composer = self.composer
-        forced: Collection[str] = composer.forced.values
+        forced = composer.forced
         base = composer.trial_part(setting.choices)
         tree = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
         given: dict[str, str] = {}
@@ -249,7 +249,7 @@ class Resolver:
             having = {
                 name: {f"{axis}.{f.name}" for f in options(member)} for name, member in registry.members(axis).items()
             }
-            forced, name = path in self.composer.forced.values, f"{axis}.{option.partition('.')[0]}"
+            forced, name = path in self.composer.forced, f"{axis}.{option.partition('.')[0]}"
             where = PLACE if forced else f"grid {self.composer.run.grid.name}"
             if not any(name in one for one in having.values()):
                 problems.append(unknown("key", path, {key for one in having.values() for key in one}, where=where))
