@@ -162,9 +162,7 @@ class GridTable:
     layout: str = "accuracy"  # a file of conf/table
     published: str | None = None  # paper/table of conf/paper
     title: str = ""
-    rows: dict[str, str] = field(
-        default_factory=dict
-    )  # block -> row name, as published; "": its label; {}: every block
+    rows: dict[str, str] = field(default_factory=dict)  # block -> published row name; "": its label; {}: every block
     over: dict[str, str] = field(default_factory=dict)  # row -> the block that it is compared with, of some layouts
     against: str = ""  # the block that every other row is compared with, in place of `over`
     beyond: str = ""  # of a ratio: a block that is subtracted from both
@@ -183,9 +181,7 @@ class GridTable:
 class GridFigure:
     kind: str = "line"  # a member of figure_kind: line, bar (of finished runs), curve (over training), cumulative, …
     title: str = ""
-    x: str = (
-        "column"  # line, bar: "column", an axis or key of a trial (estimator.q); scatter: as y; curve: step, seconds
-    )
+    x: str = "column"  # line, bar: "column", an axis or a key (estimator.q); scatter: as y; curve: step, seconds
     x_label: str = ""  # line, bar: of the axis, in words and units; "": the key's last word
     y_label: str = ""  # the same; "": the measure's name and unit
     y: str = "accuracy"  # line, bar: a file of conf/table or a metric; curve: dev/loss, dev/metric or train/loss

@@ -20,7 +20,10 @@ def part_of(count: int) -> int:
 
 @dataclass(frozen=True)
 class Kind(Definition):
-    """A kind of trial. Its options are keys of the configuration's part `method`, next to the method's name."""
+    """A kind of trial. Its options are keys of the configuration's part `method`, next to the method's name.
+
+    `text`, `new_tokens`, `top_p` and `demonstrations` are options of the kinds that have a use for them.
+    """
 
     axis: ClassVar[str] = "kind"
     runner: ClassVar[str] = ""  # module:class, imported when a trial begins; see zo_sweeps/run
