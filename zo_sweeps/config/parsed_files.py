@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -117,7 +117,7 @@ OUTSIDE = ("oc.env", "now", "python_version", "hydra")  # the environment, the c
 def closed() -> Iterator[None]:
     """Refuse `${oc.env:NAME}` and its kind while the block runs: a value read there would be printed and stored."""
     for name in OUTSIDE:
-        OmegaConf.register_new_resolver(name, _refuse(name), replace=True)
+        OmegaConf.register_new_resolver(name, partial(_refuse, name), replace=True)
     try:
         yield
     finally:  # the resolvers belong to the whole process
@@ -125,9 +125,6 @@ def closed() -> Iterator[None]:
         setup_globals()
 
 
-def _refuse(name: str) -> Callable[..., NoReturn]:
-    def refuse(*arguments: object) -> NoReturn:
-        what = f"${{{name}:{','.join(map(str, arguments))}}} reads something outside of the configuration"
-        raise UserError(what, fix="write the value itself, or give it on the command line")
-
-    return refuse
+def _refuse(name: str, *arguments: object) -> NoReturn:
+    what = f"${{{name}:{','.join(map(str, arguments))}}} reads something outside of the configuration"
+    raise UserError(what, fix="write the value itself, or give it on the command line")

@@ -316,19 +316,14 @@ def fastest_on(composer: Composer, device: Device) -> str:
 
 def _scale(tree: dict[str, Any], scale: ScaleConfig, kind: Kind, forced: Collection[str]) -> None:
     """Apply the scale (smoke, short) to keys that neither the command line nor the column sets."""
-    train, split, model = tree["train"], tree["split"], tree["model"]
+    train, model = tree["train"], tree["model"]
     steps = scale.zo if kind.estimates else scale.fo if kind.backpropagates else ScaleSteps()
-    for key, value in asdict(steps).items():
-        if value is not None and f"train.{key}" not in forced:
-            train[key] = value
-    for key, value in asdict(scale.split).items():
-        if value is not None and split[key] is not None and f"split.{key}" not in forced:
-            split[key] = value
-    if (
-        scale.layers is not None
-        and model["source"] == ModelSource.RANDOM
-        and "model.arch.num_hidden_layers" not in forced
-    ):
+    for part, values in (("train", steps), ("split", scale.split)):
+        for key, value in asdict(values).items():
+            if value is not None and tree[part][key] is not None and f"{part}.{key}" not in forced:
+                tree[part][key] = value
+    random = model["source"] == ModelSource.RANDOM
+    if scale.layers is not None and random and "model.arch.num_hidden_layers" not in forced:
         model["arch"] = with_layers(model["arch"], scale.layers)
     if scale.max_length is not None and "train.max_length" not in forced and isinstance(train["max_length"], int):
         train["max_length"] = min(train["max_length"], scale.max_length)
