@@ -86,7 +86,7 @@ WORDS = [  # of rows and columns
     ),
     Word(r"[Rr]ank (\d+)", option("perturbation", "rank"), DRAWS),
     Word(r"held (\d+) steps", option("perturbation", "interval"), DRAWS),
-    Word(r"(\d+) examples", lambda c: str(c.method.kind.shown), KIND),
+    Word(r"(\d+) examples", lambda c: str(c.method.kind.demonstrations), KIND),
     Word(r"(\d+) tokens", lambda c: str(getattr(c.method.kind, "new_tokens", "")), KIND),
     Word(r"^Zero-shot", lambda c: c.method.kind.name == "zero_shot", KIND),
     Word(r"^ICL", lambda c: c.method.kind.name == "icl", KIND),

@@ -19,7 +19,7 @@ from tests.tables.test_renderings import document
 from zo_sweeps.config.composer import conf_dir
 from zo_sweeps.core.fingerprint import canonical_json
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.expand import flatten
+from zo_sweeps.plan.resolve import flatten
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Table, to_html, to_latex
@@ -331,7 +331,7 @@ def test_speed_ups_stand_beside_the_published_ones() -> None:
 
 
 def test_tokens_are_sampled_where_the_paper_samples_them() -> None:
-    assert {config.method.kind.nucleus for config in configs("sensitive_fig1_inference")} == {0.9}
+    assert {config.method.kind.top_p for config in configs("sensitive_fig1_inference")} == {0.9}
 
 
 def test_figures_1_and_9_change_the_kernel_and_nothing_else() -> None:
@@ -394,7 +394,7 @@ def test_sensitive_table1_has_the_eps_learning_rates_and_shots_of_table4(letter:
         for display, task in TASKS.items():
             config = columns[task]
             if row == "ICL":
-                assert config.method.kind.shown == chosen[row][display]
+                assert config.method.kind.demonstrations == chosen[row][display]
             else:
                 assert config.update.lr == chosen[row][display]
                 assert config.estimator.eps == chosen[row]["epsilon"]
@@ -466,8 +466,8 @@ def test_the_figures_of_squared_gradients_are_measurements_of_backpropagation_wi
 def test_inference_is_timed_as_appendix_c7_says() -> None:
     for config in configs("sensitive_fig1_inference"):
         kind = config.method.kind
-        assert kind.prompt.startswith("Please describe the effect of sparse zeroth-order optimization")
-        assert kind.generated == 128
+        assert kind.text.startswith("Please describe the effect of sparse zeroth-order optimization")
+        assert kind.new_tokens == 128
 
 
 # exports

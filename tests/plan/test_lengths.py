@@ -91,8 +91,8 @@ def test_hub_rows_are_planned_by_their_prepared_length_or_the_tasks_usual_one_an
     )  # fmt: skip
     most = 512  # positions of the demo model, below train.max_length
     assert (prepared.tokens, typical.tokens, away.tokens, unknown.tokens) == (50, 30, 30, most)
-    assert typical.memory_bytes < prepared.memory_bytes < unknown.memory_bytes
-    assert looked(200.0, usual).memory_bytes == prepared.memory_bytes, "longest is 100, and not 90"
+    assert typical.needs.memory_bytes < prepared.needs.memory_bytes < unknown.needs.memory_bytes
+    assert looked(200.0, usual).needs.memory_bytes == prepared.needs.memory_bytes, "longest is 100, and not 90"
     short = replace(usual, train=replace(usual.train, max_length=20))
     assert looked(0.0, short).tokens == 20
     counted = "rows that exceed train.max_length are counted in the run, not in the plan"
@@ -110,7 +110,7 @@ def test_shown_examples_and_templates_count_in_a_length(tmp_path: Path) -> None:
         Places().look(configs(planned(tmp_path, icl, f"method.demonstrations={n}", *FEW_SCORED))[0]) for n in (1, 4)
     )
     assert four.tokens == pytest.approx(2.5 * one.tokens)
-    assert four.memory_bytes > one.memory_bytes
+    assert four.needs.memory_bytes > one.needs.memory_bytes
 
 
 @pytest.mark.parametrize("kind", ["every candidate", "gold only", "masked"])

@@ -440,8 +440,8 @@ def test_a_path_is_read_as_typed() -> None:
 def test_a_comma_belongs_to_a_path_that_exists_and_else_separates_two(tmp_path: Path) -> None:
     (tmp_path / "a,b").mkdir()
     one, two = f"{tmp_path}/a,b", f"{tmp_path}/a,{tmp_path}/c"
-    assert Composer([f"model.path={one}"]).forced.values["model.path"] == (one,)
-    assert Composer([f"model.path={two}"]).forced.values["model.path"] == tuple(two.split(","))
+    assert Composer([f"model.path={one}"]).forced["model.path"] == (one,)
+    assert Composer([f"model.path={two}"]).forced["model.path"] == tuple(two.split(","))
 
 
 def test_an_empty_mapping_replaces_what_the_grid_has() -> None:

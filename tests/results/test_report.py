@@ -24,8 +24,7 @@ from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import read_event
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.methods.code import code_of
-from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods.trial_config import TrialConfig, code_of
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import trail
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books

@@ -23,9 +23,8 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Steps
 from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
-from zo_sweeps.methods import code, registry
-from zo_sweeps.methods.code import code_of
-from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods import registry, trial_config
+from zo_sweeps.methods.trial_config import TrialConfig, code_of
 from zo_sweeps.plan.build import build
 from zo_sweeps.schedule.ledger import read_standing
 
@@ -299,19 +298,19 @@ def test_the_code_of_a_trial_is_that_of_the_engine_and_of_the_members_that_it_us
 
     def changes(name: str) -> set[str]:
         """The trials whose code another content of a file changes."""
-        digests = code.file_digests
+        digests = trial_config.file_digests
         with monkeypatch.context() as patch:
-            one = lambda file, digest: "x" if file == code.ROOT / name else digest
-            patch.setattr(code, "file_digests", lambda files: list(map(one, files, digests(files))))
-            code._digest.cache_clear()
+            one = lambda file, digest: "x" if file == trial_config.ROOT / name else digest
+            patch.setattr(trial_config, "file_digests", lambda files: list(map(one, files, digests(files))))
+            trial_config._digest.cache_clear()
             after = {name: code_of(one) for name, one in every.items()}
-        code._digest.cache_clear()
+        trial_config._digest.cache_clear()
         return {name for name in every if after[name] != before[name]}
 
     common = ["engine/step.py", "engine/noise.py", "engine/losses.py", "tasks/scoring.py", "run/workbench.py"]
     common += [f"methods/{name}.py" for name in ("perturbation", "points", "evaluation", "space")]
     for name in (*common, "devices/peak_memory.py"):
-        assert (code.ROOT / name).is_file()
+        assert (trial_config.ROOT / name).is_file()
         assert changes(name) == {"zo", "sign"}, name
     assert changes("engine/updates/sgd.py") == {"zo"}
     assert changes("engine/precisions/_encoded.py") == {"zo", "sign"}

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -25,16 +25,9 @@ EDITS = ("grid.fixed", "grid.axes", "grid.exclude", "grid.columns", "grid.blocks
 PLACE = "the command line"  # as the origin of a value
 
 
-@dataclass(frozen=True)
-class Forced:
-    """The command line's overrides of every trial: each replaces a grid's fixed value or its axis over the same key.
-
-    `choices` are group options (task=sst2), `values` are keys (update.lr=1e-3); several values, separated by commas,
-    make an axis.
-    """
-
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+# Overrides of every trial: group -> options (task=sst2), key -> values (update.lr=1e-3); several values make an axis.
+# Each replaces a grid's fixed value or its axis over the same key.
+Forced = Mapping[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -86,30 +79,28 @@ class CommandLine:
     def names(self, key: str) -> bool:
         """Return whether it sets a key, or one below it, or chooses an option (group/name)."""
         group, _, name = key.rpartition("/")
-        if name in self.forced.choices.get(group, ()):
+        if name in self.forced.get(group, ()):
             return True
         return any(text.lstrip("+~").startswith((key, key.replace("/", "="))) for text in self.texts)
 
     @property
     def one_of_each(self) -> list[str]:
         """The forced overrides, reduced to the first value of each axis, so that Hydra checks them."""
-        choices, values = self.forced.choices, self.forced.values
         shown = []
         for text in self.texts:
             key = text.split("=", 1)[0].lstrip("+")
-            if key in choices:
-                shown.append(f"{key}={choices[key][0]}")
-            elif key not in values or key.split(".")[0] in OPEN:
-                continue  # options depend on the member that a block chooses: the plan checks them
-            else:
-                shown.append(text if len(values[key]) == 1 else f"{key}={_as_override(values[key][0])}")
+            given = self.forced.get(key, ())
+            if given and key in TRIAL_GROUPS:
+                shown.append(f"{key}={given[0]}")
+            elif given and key.split(".")[0] not in OPEN:  # options depend on the member that a block chooses
+                shown.append(text if len(given) == 1 else f"{key}={_as_override(given[0])}")
         return shown
 
 
 def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
     """Split the overrides into those forced on trials and those of the run (grid, executor, state_dir, ...)."""
     parser = OverridesParser.create()
-    choices: dict[str, tuple[str, ...]] = {}
+    choices: dict[str, tuple[Any, ...]] = {}
     values: dict[str, tuple[Any, ...]] = {}
     run_level: list[str] = []
     for text in overrides:
@@ -147,7 +138,7 @@ def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
             values[key] = tuple(_plain(v) for v in given)
         else:
             run_level.append(text)
-    return Forced(choices, values), tuple(run_level)
+    return {**choices, **values}, tuple(run_level)
 
 
 def _key(text: str) -> str:

@@ -1,12 +1,12 @@
 """Hydra composition: configuration files and the command line -> a typed run and the trees of its trials.
 
 Hydra only composes (groups, search path, override grammar); it schedules nothing. The overrides that the command line
-forces on every trial of a grid are read in `command_line`, and messages of one line are made in `messages`.
+forces on every trial of a grid are read in `command_line`.
 """
 
 from __future__ import annotations
 
-import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,9 +22,20 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from zo_sweeps.config.command_line import OPEN, PLACE, CommandLine, Forced, quoted
-from zo_sweeps.config.messages import explained, nested, siblings, strangers
 from zo_sweeps.config.parsed_files import closed, light, loaded, use
-from zo_sweeps.config.schema import AXES, METHOD, OWN_TREE, TRIAL_KEYS, BlockConfig, Config, OnConfig, RunConfig
+from zo_sweeps.config.schema import (
+    AXES,
+    METHOD,
+    OWN_TREE,
+    TRIAL_GROUPS,
+    TRIAL_KEYS,
+    BlockConfig,
+    Config,
+    OnConfig,
+    RunConfig,
+    faults,
+    siblings,
+)
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import conf_dir, folder_at, reading
 from zo_sweeps.methods import registry
@@ -51,13 +62,6 @@ class Compositions:
 
 
 PACKAGED = Compositions()  # of the packaged files alone: shared by all composers of the process
-
-
-@cache
-def _schema() -> DictConfig:
-    """Return the schema's values, not to be changed."""
-    values: DictConfig = OmegaConf.structured(Config)
-    return values
 
 
 @cache
@@ -118,8 +122,8 @@ class Composer:
             what = f"tracking.uri={uri!r} is not the address of a server"
             raise UserError(what, fix="write tracking.uri=http://HOST:PORT, or leave it out for one of this sweep")
         self._checked: set[tuple[str, str]] = set()
-        for path, values in self.forced.values.items():
-            for value in values if path.split(".")[0] not in OPEN else ():
+        for path, values in self.forced.items():
+            for value in values if path not in TRIAL_GROUPS and path.split(".")[0] not in OPEN else ():
                 self.check_value(path, value, PLACE)
 
     @property
@@ -144,9 +148,8 @@ class Composer:
         store.store(name="base_config", node=Config, provider="zo_sweeps")
         for axis in MEMBER_GROUPS:
             store.repo.pop(axis, None)  # Hydra's store outlives a composer; the next one may have other folders
-            own = {name for name in registry.names(axis) for d in self.folders if (d / axis / f"{name}.yaml").is_file()}
             for name, member in registry.members(axis).items():
-                if name not in own:
+                if not self._files(axis, name):
                     store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
         for name in (OWN, FASTEST):
             store.store(group="precision", name=name, node={"name": name}, provider="zo_sweeps")
@@ -169,11 +172,10 @@ class Composer:
         hooks: Any = OmegaConf.to_container(composed.on)  # not resolved once more: ${...} is of the hook's own shell
         typed["on"] = OnConfig(**hooks)
         origin = self.locate(self._chosen)
-        for path in strangers(typed, ""):  # a + on the command line adds any key, and Hydra keeps it
-            raise unknown("key", path, siblings(path), where=origin(path))
-        for key, part in typed.items():
-            for path, kind in nested(part, key):
-                raise UserError(f"{path} has the wrong type", where=origin(path), fix=f"it must be {kind}")
+        for path, kind in (fault for key, part in typed.items() for fault in faults(part, key)):
+            if not kind:
+                raise unknown("key", path, siblings(path), where=origin(path))
+            raise UserError(f"{path} has the wrong type", where=origin(path), fix=f"it must be {kind}")
         grid = typed["grid"]
         if both := {*grid.entrants} & {*grid.blocks}:
             raise UserError(f"{' and '.join(sorted(both))} of grid.entrants is a block", where=origin("grid.entrants"))
@@ -248,7 +250,7 @@ class Composer:
 
     def member_name(self, axis: str, choice: str) -> str:
         """Return the member that an axis's option chooses: the `name` in its file, or the option itself."""
-        files = [file for folder in self.folders if (file := folder / axis / f"{choice}.yaml").is_file()]
+        files = self._files(axis, choice)
         return str(_yaml(files[0]).get("name", choice)) if files else choice
 
     def member_of(self, method: str, axis: str) -> str | None:
@@ -286,32 +288,33 @@ class Composer:
     def _file_of(self, key: str, choices: Mapping[str, str]) -> str:
         """Return the chosen file (of group -> option) that sets a key; "" if none does."""
         for group in ("method", *choices):  # a method's preset overrides the files of its axes
-            for folder in self.folders:
-                file = folder / group / f"{choices.get(group, '')}.yaml"
-                if file.is_file() and _holds(_yaml(file), key, group):
-                    return f"{group}/{file.name}" if folder == conf_dir() else str(file)
+            for file in self._files(group, choices.get(group, "")):
+                if _holds(_yaml(file), key, group):
+                    return f"{group}/{file.name}" if file.parents[1] == conf_dir() else str(file)
         return ""
+
+    def _files(self, group: str, option: str) -> list[Path]:
+        """Return the files of a group's option, in the order of the folders."""
+        return [file for folder in self.folders if (file := folder / group / f"{option}.yaml").is_file()]
 
     def option(self, group: str, name: str) -> dict[str, Any]:
         """Return the contents of a group's file, for groups that Hydra does not compose (conf/table, conf/paper).
 
         Raises UserError for an unknown name.
         """
-        path = next((file for d in self.folders if (file := d / group / f"{name}.yaml").is_file()), None)
-        if path is None:
+        if not (files := self._files(group, name)):
             raise unknown(group, name, [p.stem for folder in self.folders for p in (folder / group).glob("*.yaml")])
         try:
             with closed():
-                tree = OmegaConf.to_container(loaded(path)[0], resolve=True)
+                return _tree(loaded(files[0])[0], resolve=True)
         except OmegaConfBaseException as error:
-            raise explained(error, [], lambda _: str(path)) from None
-        assert isinstance(tree, dict)
-        return {str(key): value for key, value in tree.items()}
+            raise explained(error, [], lambda _: str(files[0])) from None
 
     @cached_property
     def _scratch(self) -> DictConfig:
         """The schema's values, for `check_value` to set: new ones per value would be slow."""
-        return copy.deepcopy(_schema())
+        values: DictConfig = OmegaConf.structured(Config)
+        return values
 
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""
@@ -326,6 +329,53 @@ class Composer:
         self._checked.add((path, repr(value)))
 
 
+KINDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "text"}
+
+
+def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> UserError:
+    """Reduce Hydra's and OmegaConf's messages to one line: the problem, its place, the choices, the likely fix."""
+    chain: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UserError):  # of an interpolation that is refused
+            full = re.search(r"full_key: (\S+)", "\n".join(chain))
+            key = full[1] if full and full[1] != "_dummy_" else ""  # Hydra's name for an option of the defaults list
+            return UserError(cause.what, where=f"{key} ({locate(key)})" if key else "", fix=cause.fix)
+        chain.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    text = "\n".join(chain)
+    full = re.search(r"full_key: (\S+)", text)
+    key, last = full[1] if full else "a key", next(iter(chain[-1].splitlines()), "")
+    if found := re.search(r"Could not find '([^']+)'", text):
+        group, _, name = found[1].rpartition("/")
+        listed = re.search(r"Available options in '[^']*':\n((?:\t.+\n?)*)", text)
+        choices = listed[1].split() if listed else ()
+        return unknown(group or "configuration", name, choices, where=locate(found[1]))
+    if found := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
+        group = found[1].split("@")[0]
+        given = next((text for text in overrides if text.startswith(f"{group}=")), f"{group}=NAME")
+        return UserError(f"{group} is not in the defaults list", fix=f"to append to your default list use +{given}")
+    if found := re.search(r"Key '([^']+)' (?:not in|is not in) '?(\w+)", text):
+        path = full[1] if full else found[1]
+        return unknown("key", path, siblings(path), where=locate(path))
+    if found := re.search(r"Interpolation key '([^']*)' not found", text):
+        return UserError(f"${{{found[1]}}} names no key", where=f"{key} ({locate(key)})" if full else "")
+    if found := re.search(r"Multiple values for ([\w/]+)", text):
+        return UserError(f"{found[1]} is given twice", fix="name it once")
+    what, fix = "", last
+    if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
+        what, fix = f"{key}={found[1]!r}", f"it must be {KINDS.get(found[3], found[3])}"
+    elif found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
+        what, fix = key, f"it must be a {'list' if found[2].startswith('List') else found[2]}"
+    elif found := re.search(r"Error merging override (\S+?)=(.)", text):
+        what = key = found[1]
+        if re.search(r"\s+Cannot assign \w+ to Dict", text):
+            fix = "its entries must be mappings" if found[2] == "[" else "it must be a mapping"
+    if what:
+        return UserError(f"{what} has the wrong type", where=locate(key), fix=fix)
+    return UserError(" ".join(chain[0].split()), fix="" if chain[-1] == chain[0] else last)
+
+
 def _resolve(config: DictConfig) -> None:
     """Resolve the interpolations of a composition in place; an error names the key."""
     try:
@@ -335,9 +385,9 @@ def _resolve(config: DictConfig) -> None:
         raise
 
 
-def _tree(composed: DictConfig) -> dict[str, Any]:
+def _tree(composed: DictConfig, resolve: bool = False) -> dict[str, Any]:
     """Return a composition as plain dictionaries and lists."""
-    plain = OmegaConf.to_container(composed)
+    plain = OmegaConf.to_container(composed, resolve=resolve)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -80,6 +80,8 @@ def loaded(path: Path) -> Loaded:
 
 @lru_cache(maxsize=512)
 def _loaded(path: Path, _changed: int, _size: int) -> Loaded:
+    fix = "an alias (*name) inside of its own anchor (&name) never ends"
+    nested = UserError(f"nested more than {DEEPEST} deep", where=str(path), fix=fix)
     try:
         text = path.read_text(encoding="utf-8")
         tree = yaml.load(text, Loader=_loader())
@@ -89,31 +91,26 @@ def _loaded(path: Path, _changed: int, _size: int) -> Loaded:
         reason = " ".join(str(error).split()).replace(' in "<unicode string>",', " at")
         raise UserError(f"not valid YAML: {reason}", where=str(path)) from None
     except RecursionError:
-        raise _nested(path) from None
+        raise nested from None
     if tree is not None and not isinstance(tree, dict):
         raise UserError(f"a {type(tree).__name__} where keys and values were expected", where=str(path))
     entries = 0
     level: list[Any] = [tree]
     for _ in range(DEEPEST):
-        nested = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
-        level = [inner for one in nested for inner in one]
+        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
+        level = [inner for one in inside for inner in one]
         entries += len(level)
         if entries > MOST:
             what = f"more than {MOST:,} entries, those that aliases (*name) repeat included"
             raise UserError(what, where=str(path), fix="write out what you mean")
     if level:
-        raise _nested(path)
+        raise nested
     config = OmegaConf.create(tree or {})
     plain: Any = OmegaConf.to_container(config)
     return config, ParsedFiles._get_header_dict(text[:512]), {str(key): value for key, value in plain.items()}
 
 
-def _nested(path: Path) -> UserError:
-    fix = "an alias (*name) inside of its own anchor (&name) never ends"
-    return UserError(f"nested more than {DEEPEST} deep", where=str(path), fix=fix)
-
-
-@lru_cache(maxsize=1)
+@cache
 def _loader() -> Any:
     """Return OmegaConf's loader over libyaml's parser, four times as fast; its own where libyaml is absent."""
     own = get_yaml_loader()
@@ -122,7 +119,7 @@ def _loader() -> Any:
     except ImportError:
         return own
 
-    class Loader(CParser, own):  # type: ignore[misc, valid-type]
+    class Loader(CParser, own):  # type: ignore[misc, valid-type]  # `own` is made by a call
         def __init__(self, stream: Any) -> None:
             CParser.__init__(self, stream)
             yaml.constructor.SafeConstructor.__init__(self)
@@ -138,7 +135,7 @@ OUTSIDE = ("oc.env", "now", "python_version", "hydra")  # the environment, the c
 def closed() -> Iterator[None]:
     """Refuse `${oc.env:NAME}` and its kind while the block runs: a value read there would be printed and stored."""
     for name in OUTSIDE:
-        OmegaConf.register_new_resolver(name, _refuse(name), replace=True)
+        OmegaConf.register_new_resolver(name, partial(_refuse, name), replace=True)
     try:
         yield
     finally:  # the resolvers belong to the whole process
@@ -146,9 +143,6 @@ def closed() -> Iterator[None]:
         setup_globals()
 
 
-def _refuse(name: str) -> Callable[..., NoReturn]:
-    def refuse(*arguments: object) -> NoReturn:
-        what = f"${{{name}:{','.join(map(str, arguments))}}} reads something outside of the configuration"
-        raise UserError(what, fix="write the value itself, or give it on the command line")
-
-    return refuse
+def _refuse(name: str, *arguments: object) -> NoReturn:
+    what = f"${{{name}:{','.join(map(str, arguments))}}} reads something outside of the configuration"
+    raise UserError(what, fix="write the value itself, or give it on the command line")

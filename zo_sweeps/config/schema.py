@@ -7,11 +7,11 @@ depend on the member: `TrialConfig.read` checks them.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, make_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, make_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from zo_sweeps.methods.definition import hints, options, write
 from zo_sweeps.methods.evaluation import Evaluation
@@ -60,19 +60,15 @@ def schema_of(part: Any, without: tuple[str, ...] = ()) -> type:
         if f.name not in without:
             default = f.default_factory() if f.default_factory is not MISSING else f.default
             plain = write(default)
-            made.append((f.name, _plain(types_of[f.name]), _field(plain)))
+            mutable = isinstance(plain, (list, dict))
+            made.append((f.name, _plain(types_of[f.name]), field(default_factory=plain.copy) if mutable else plain))
     return make_dataclass(part.__name__, made)
-
-
-def _field(default: Any) -> Any:
-    return field(default_factory=lambda: type(default)(default)) if isinstance(default, (list, dict)) else default
 
 
 def _plain(kind: Any) -> Any:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        inner = [_plain(one) for one in get_args(kind)]
-        return Union[tuple(inner)]  # noqa: UP007  # the types are known at run time only
+        return Union[tuple(map(_plain, get_args(kind)))]  # noqa: UP007  # the types are known at run time only
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
         return str
     if origin is tuple:
@@ -166,9 +162,7 @@ class GridTable:
     layout: str = "accuracy"  # a file of conf/table
     published: str | None = None  # paper/table of conf/paper
     title: str = ""
-    rows: dict[str, str] = field(
-        default_factory=dict
-    )  # block -> row name, as published; "": its label; {}: every block
+    rows: dict[str, str] = field(default_factory=dict)  # block -> published row name; "": its label; {}: every block
     over: dict[str, str] = field(default_factory=dict)  # row -> the block that it is compared with, of some layouts
     against: str = ""  # the block that every other row is compared with, in place of `over`
     beyond: str = ""  # of a ratio: a block that is subtracted from both
@@ -187,9 +181,7 @@ class GridTable:
 class GridFigure:
     kind: str = "line"  # a member of figure_kind: line, bar (of finished runs), curve (over training), cumulative, …
     title: str = ""
-    x: str = (
-        "column"  # line, bar: "column", an axis or key of a trial (estimator.q); scatter: as y; curve: step, seconds
-    )
+    x: str = "column"  # line, bar: "column", an axis or a key (estimator.q); scatter: as y; curve: step, seconds
     x_label: str = ""  # line, bar: of the axis, in words and units; "": the key's last word
     y_label: str = ""  # the same; "": the measure's name and unit
     y: str = "accuracy"  # line, bar: a file of conf/table or a metric; curve: dev/loss, dev/metric or train/loss
@@ -292,3 +284,34 @@ Config = make_dataclass(
         ("state_dir", str, "zo_runs"),
     ],
 )
+
+
+SCALARS = {str: "text (in quotes, if it has ': ' in it)", int: "an integer", float: "a number"}
+
+
+def faults(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield every dotted key below a value that nothing declares, with "", or of a wrong type, with what it must be.
+
+    OmegaConf takes any key with a + before it, and any mapping or list as an entry of a list[str] or dict[str, str].
+    """
+    if not is_dataclass(value):
+        return
+    hints = get_type_hints(type(value))
+    yield from ((f"{path}.{key}", "") for key in vars(value) if key not in hints)
+    for f in fields(value):
+        inner, own = getattr(value, f.name), f"{path}.{f.name}"
+        yield from faults(inner, own)
+        entries = dict(enumerate(inner)) if isinstance(inner, list) else inner
+        for key, entry in entries.items() if isinstance(entries, dict) else ():
+            yield from faults(entry, f"{own}.{key}")
+            if isinstance(entry, (dict, list)) and (kind := SCALARS.get(get_args(hints[f.name])[-1])):
+                yield f"{own}.{key}", kind
+
+
+def siblings(path: str) -> list[str]:
+    """Return the dotted keys that the schema declares where `path` is."""
+    node: Any = Config
+    *parents, _ = path.split(".")
+    for part in parents:
+        node = get_type_hints(node).get(part) if is_dataclass(node) else None
+    return [".".join([*parents, f.name]) for f in fields(node)] if is_dataclass(node) else []

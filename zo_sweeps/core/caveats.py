@@ -35,7 +35,7 @@ class Remark:
         return self.text.format(_plain(worst[self.metric]), **values)
 
 
-OTHER_CODE = "other_code"  # 1 for a result that was measured with other code than today's: see `methods.code`
+OTHER_CODE = "other_code"  # 1 for a result that was measured with other code than today's: see `methods.trial_config`
 SPLITS = {"train": "training", "dev": "dev", "test": "test"}
 SHARED = {  # (rows, their split) that are also in another one -> the consequence
     ("test", "train"): "no test of what was learned",

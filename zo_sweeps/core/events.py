@@ -54,7 +54,7 @@ class Start(Event, kind="start"):
     device: Mapping[str, Any] = item(entries=FACTS, depth=DEPTH)  # facts of the machine
     versions: Mapping[str, Any] = item(entries=FACTS, depth=DEPTH)  # and of what is installed there
     resumed_from: int = item()  # the last step of the attempts before
-    code: str | None = item(None, most=LONG)  # digest of what runs the trial; see `methods.code`
+    code: str | None = item(None, most=LONG)  # digest of what runs the trial; see `methods.trial_config`
     fused: int | None = item(None)  # of 2026: among how many trials it shared forwards, itself included
     node: str | None = item(None, most=NAME)  # the machine's name, where it is one of a sweep's nodes
     profile: str | None = item(None, most=NAME)  # and its device profile

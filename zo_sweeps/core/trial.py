@@ -256,7 +256,9 @@ class Outcome(Shape):
     device: Mapping[str, Any] = item(dict, entries=FACTS, depth=DEPTH)
     error: str = item("", most=LONG)  # one line; for DIVERGED: step, seed and both losses
     traceback: str = item("", most=LONG)
-    code: str = item("", most=LONG)  # digest of what measured it (see `methods.code`), joined by "+" if attempts differ
+    code: str = item(
+        "", most=LONG
+    )  # digest of what measured it (see `methods.trial_config`), joined by "+" if attempts differ
     # How the names of metrics begin that could not be measured -> the reason.
     unmeasured: Mapping[str, str] = item(dict, entries=NUMBERS, most=LONG)
 

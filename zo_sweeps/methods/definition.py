@@ -115,42 +115,36 @@ def read(cls: type[T], data: Mapping[str, Any], path: str = "", locate: Locate =
     return cls(**values)
 
 
-def write(value: Any) -> Any:
-    """Convert a definition, or the value of one of its fields, to plain JSON types: the inverse of `read`."""
+def write(value: Any, counted: bool = False) -> Any:
+    """Convert a definition, or the value of one of its fields, to plain JSON types: the inverse of `read`.
+
+    Args:
+        counted: for the trial_id: without the fields that do not affect a trial's result (see `identity`).
+    """
     if value is None or type(value) in (str, int, float, bool):  # the common case first
         return value
     if isinstance(value, Enum):
         return value.value
-    if hasattr(value, "to_json"):
-        return value.to_json()
+    if own := getattr(value, "to_identity" if counted else "to_json", None):
+        return own()
     if is_dataclass(value):
-        return {f.name: write(getattr(value, f.name)) for f in options(value)}
+        return _fields(value, counted)
     if isinstance(value, Mapping):
-        return {str(key): write(item) for key, item in value.items()}
+        return {str(key): write(item, counted) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [write(item) for item in value]
+        return [write(item, counted) for item in value]
     return value
+
+
+def _fields(value: Any, counted: bool) -> dict[str, Any]:
+    """Return the options of a dataclass as JSON; `counted` as of `write`."""
+    own = ((f, getattr(value, f.name)) for f in options(value))
+    return {f.name: write(item, counted) for f, item in own if not counted or _counts(f, item)}
 
 
 def identity(value: Any) -> Any:
     """Convert a value as `write` does, without the fields that do not affect a trial's result (`identity=False`)."""
-    if value is None or type(value) in (str, int, float, bool):  # the common case first
-        return value
-    if isinstance(value, Enum):
-        return value.value
-    if hasattr(value, "to_identity"):
-        return value.to_identity()
-    if isinstance(value, Definition):
-        own = own_source(type(value))
-        numerics = {"numerics": value.numerics} if value.numerics > 1 else {}
-        return {"name": value.name, **_identity_fields(value), **({"source": own} if own else {}), **numerics}
-    if is_dataclass(value):
-        return _identity_fields(value)
-    if isinstance(value, Mapping):
-        return {str(key): identity(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [identity(item) for item in value]
-    return value
+    return write(value, counted=True)
 
 
 def own_source(kind: type[Definition]) -> str:
@@ -164,18 +158,13 @@ def own_source(kind: type[Definition]) -> str:
 @cache
 def _own_source(kind: Any) -> str:
     names = {base.__module__ for base in kind.__mro__ if issubclass(base, Definition)}
-    own = (name for name in sorted(names) if not is_ours(name))
-    return "".join(_source_of(sys.modules[name]) for name in own)
+    return "".join(_source_of(sys.modules[name]) for name in sorted(names) if not is_ours(name))
 
 
 @cache
 def _source_of(module: ModuleType) -> str:
     """Return the digest of a module's file as it was when first asked for: the code that is loaded."""
     return fingerprint.digest(Path(module.__file__).read_bytes()) if module.__file__ else ""
-
-
-def _identity_fields(value: Any) -> dict[str, Any]:
-    return {f.name: identity(getattr(value, f.name)) for f in options(value) if _counts(f, getattr(value, f.name))}
 
 
 def _counts(f: Field[Any], value: Any) -> bool:
@@ -283,7 +272,7 @@ class Checked:
     @classmethod
     def outside(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield (option, message) for each value that is out of its option's range."""
-        for f in _ranged(cls):  # type: ignore[arg-type]  # as of `hints`, in `parse`
+        for f in _ranged(cls):  # type: ignore[arg-type]  # as of `hints`, in `read`
             if f.name in values and (limits := _limits(f, values[f.name])):
                 yield f.name, f"{cls._called(f.name)} must be {limits}, not {values[f.name]}"
 
@@ -328,8 +317,17 @@ class Definition(Checked):
 
     def to_json(self) -> Any:
         """Return {name: ..., options}, or a bare name, as `read` accepts."""
-        own = {f.name: write(getattr(self, f.name)) for f in options(self)}
+        own = _fields(self, counted=False)
         return self.name if self.bare and not own else {"name": self.name, **own}
+
+    def to_identity(self) -> dict[str, Any]:
+        """Return what counts of the member towards the trial_id: its own source and numerics as well."""
+        source = own_source(type(self))
+        further = {
+            **({"source": source} if source else {}),
+            **({"numerics": self.numerics} if self.numerics > 1 else {}),
+        }
+        return {"name": self.name, **_fields(self, counted=True), **further}
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

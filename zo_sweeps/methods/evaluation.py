@@ -47,22 +47,13 @@ class Mode(str, Enum):
 
     def groups(self, points: Sequence[Point], most: int | None = None) -> list[list[int]]:
         """Return the indices of the points in each forward, of which `most` share one."""
-        if self is Mode.SEQUENTIAL:
-            return [[i] for i in range(len(points))]
-        together = [list(range(len(points)))] if self is Mode.BOTH else self._alike(points)
-        return [
-            group[start : start + (most or len(group))]
-            for group in together
-            for start in range(0, len(group), most or len(group))
-        ]
-
-    def _alike(self, points: Sequence[Point]) -> list[list[int]]:
-        """Return the indices of the points with the same sign (outer) or of the same query (inner)."""
-        groups: dict[object, list[int]] = {}
+        together: dict[object, list[int]] = {}
         for i, point in enumerate(points):
             sign = (point.scale > 0) - (point.scale < 0)
-            groups.setdefault(sign if self is Mode.OUTER else point.key, []).append(i)
-        return list(groups.values())
+            same = {Mode.SEQUENTIAL: i, Mode.OUTER: sign, Mode.INNER: point.key, Mode.BOTH: None}[self]
+            together.setdefault(same, []).append(i)
+        most = most or len(points)
+        return [group[start : start + most] for group in together.values() for start in range(0, len(group), most)]
 
 
 class Restore(str, Enum):

@@ -20,7 +20,10 @@ def part_of(count: int) -> int:
 
 @dataclass(frozen=True)
 class Kind(Definition):
-    """A kind of trial. Its options are keys of the configuration's part `method`, next to the method's name."""
+    """A kind of trial. Its options are keys of the configuration's part `method`, next to the method's name.
+
+    `text`, `new_tokens`, `top_p` and `demonstrations` are options of the kinds that have a use for them.
+    """
 
     axis: ClassVar[str] = "kind"
     runner: ClassVar[str] = ""  # module:class, imported when a trial begins; see zo_sweeps/run
@@ -45,22 +48,22 @@ class Kind(Definition):
         return {name: version for name in cls.tools if (version := version_of(name))}
 
     @property
-    def generated(self) -> int:
+    def new_tokens(self) -> int:
         """Tokens generated per round."""
         return 0
 
     @property
-    def prompt(self) -> str:
+    def text(self) -> str:
         """The text to continue."""
         return ""
 
     @property
-    def nucleus(self) -> float | None:
+    def top_p(self) -> float | None:
         """The probability of the tokens that the next one is drawn from; None: the most likely one is taken."""
         return None
 
     @property
-    def shown(self) -> int:
+    def demonstrations(self) -> int:
         """Solved examples before each prompt."""
         return 0
 

@@ -12,10 +12,9 @@ from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.parts import Device, Model, ModelSource, Train
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.build import Plan
-from zo_sweeps.plan.expand import expand
+from zo_sweeps.plan.build import Plan, used
 from zo_sweeps.plan.overrides import Overrides
-from zo_sweeps.plan.resolve import Options, Parts, as_written, resolve
+from zo_sweeps.plan.resolve import Resolver, as_written, expand
 
 Extents = Mapping[tuple[str, str], tuple[int, int]]  # cell (block, column) -> (settings, seeds)
 
@@ -41,22 +40,20 @@ def extents(plan: Plan, composer: Composer) -> Extents:
 def of_grid(written: Composer) -> Extents:
     """Return the same of a composed grid. Cost: expands it, and resolves a setting per block, column and method."""
     grid = written.run.grid
-    options, parts, configs = Options(), Parts(), dict[tuple[Any, ...], TrialConfig]()
-    settings: dict[tuple[str, str], set[str]] = {}
-    seeds: dict[tuple[str, str], set[int]] = {}
-    for name, block in grid.blocks.items():
-        for setting in expand(written, grid, name, block, Overrides(written)):
+    resolver, configs = Resolver(written), dict[tuple[Any, ...], TrialConfig]()
+    cells: dict[tuple[str, str], tuple[set[str], set[int]]] = {}
+    for name in grid.blocks:
+        for setting in expand(grid, name, Overrides(written)):
             alike = (name, setting.column, setting.choices.get("task"), setting.choices.get("method"))
             if alike not in configs:
-                configs[alike] = resolve(written, setting, options, parts)
+                configs[alike] = resolver.resolve(setting)
             config = configs[alike]
-            cell = name, setting.column or config.task.name
-            searched = {key: value for key, value in setting.searched.items() if config.uses(key)}
-            settings.setdefault(cell, set()).add(fingerprint([searched]))
+            settings, seeds = cells.setdefault((name, setting.column or config.task.name), (set(), set()))
+            settings.add(fingerprint([used(setting.searched, config)]))
             draws_rows = setting.values.get("split.seed", written.trial["split"]["seed"]) is None
             counts = "seed" in config.parts_used or draws_rows
-            seeds.setdefault(cell, set()).add(setting.values["seed"] if counts else 0)
-    return {cell: (len(settings[cell]), len(seeds[cell])) for cell in settings}
+            seeds.add(setting.values["seed"] if counts else 0)
+    return {cell: (len(settings), len(seeds)) for cell, (settings, seeds) in cells.items()}
 
 
 ANYWHERE = Device()
@@ -79,7 +76,7 @@ def altered(plan: Plan, composer: Composer) -> frozenset[tuple[str, str]]:
         return plan.altered
     if not composer.command_line.changes_trials:
         return frozenset()
-    then, runs = as_written(composer, Parts())
+    then, runs = as_written(composer)
     settings: dict[tuple[str, str], set[tuple[str, str]]] = {}
     on_hub: dict[str, Model] = {}
     for place, ran in runs.items():

@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.memory_parts import Part
+from zo_sweeps.core.trial import Needs
 from zo_sweeps.devices.kernels import troubles
+from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.task import CHAT
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts
@@ -22,9 +24,6 @@ from zo_sweeps.tasks.data import DataStatus, check, drawn_marks, facts
 from zo_sweeps.tasks.encode import room_of
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import chat_of
-
-if TYPE_CHECKING:
-    from zo_sweeps.methods.arch import Arch
 
 BYTES_PER_TOKEN = 4  # of English text as JSON, roughly; for estimates only
 T = TypeVar("T")
@@ -37,32 +36,22 @@ class Availability:
     Args:
         config: the trial's, with the fingerprints of model, data and text filled in.
         reasons: every reason why the trial cannot run here.
-        memory_bytes: estimated peak; 0 if the model's shape is unknown.
-        parts: these bytes by part, without those of the process; empty if finding the mask, or exporting the program,
-            needs more.
-        tokens: mean tokens per row that scoring forwards, its distinct candidates together, for the cost.
+        needs: on the place where it runs; no bytes if the model's shape is unknown.
+        cost: estimated work, in forwarded tokens; a backward pass counts as two forwards.
+        operations: of the matrix products; see `core.trial.Trial`.
+        tokens: mean tokens per row that scoring forwards, its distinct candidates together.
         step_tokens: of a step, which may forward the right candidate alone.
-        trainable: number of trainable parameters; 0 if the model's shape is unknown.
         remarks: lines on what limits a trial that can run.
-        tools: see `Needs`.
-        client_bytes: of a program, the peak of the light client: without PyTorch, its weights, and the export.
-        arch: the model's shape; None if it is unknown.
-        dev, test: rows that are scored.
     """
 
     config: TrialConfig
     reasons: tuple[str, ...]
-    memory_bytes: int
-    parts: Mapping[Part, float]
-    tokens: float
-    step_tokens: float
-    trainable: int
+    needs: Needs
+    cost: float = 1.0
+    operations: float = 0.0
+    tokens: float = 0.0
+    step_tokens: float = 0.0
     remarks: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()
-    client_bytes: int = 0
-    arch: Arch | None = None
-    dev: int = 0
-    test: int = 0
 
 
 class Places:
@@ -99,13 +88,18 @@ class Places:
         tokens, longest = _lengths(config, data, most, self._frame(config, model))
         trainable = trainable_of(config, model.arch) if model.arch and kind.trains else 0
         notes, counted = self._rows(config, model, data, most)
-        scored, stepped = (_forwarded(config, counted, most, gold) for gold in (False, gold_only(config)))
-        memory, parts, client = memory_of(config, model, counted, longest, trainable)
+        if counted is not None:
+            shown = 1 + kind.demonstrations  # solved examples before each row
+            means = counted.mean(False), counted.mean(gold_only(config))
+            scored, stepped = (min(mean * shown, max(most, mean)) for mean in means)
+        else:
+            scored = stepped = tokens
+        needs = _needs(config, memory_of(config, model, counted, longest, trainable), model.arch)
         device = config.device
         name = device.display or device.name
         if device.is_phone and not (device.client or device.log):
             reasons.append(f"a {name} runs the light client: set device.client=FILE (packages/edge)")
-        needed = client if device.is_phone else memory
+        needed = needs.client_bytes if device.is_phone else needs.memory_bytes
         if device.memory_gb and not device.reads_log and needed > device.memory_gb * 10**9:
             reasons.append(f"needs about {needed / 10**9:.1f} GB, and a {name} has {device.memory_gb:.3g}")
         split, sizes = config.split, data.sizes
@@ -116,26 +110,20 @@ class Places:
             notes += remarks([{"directions": directions}])
         notes += remarks([config.departures])
         if not kind.generates and data.marks:
-            notes += self._once((id(data), split), lambda: _duplicates(config, data))
+            spec = _spec(config)
+            notes += self._once(
+                (id(data), split),
+                lambda: remarks([facts(spec, drawn_marks(spec, config.task, split, data.marks))], of_data=True),
+            )
         if not kind.generates:
             notes += _not_read(config, model, data)
         dev = min(split.dev, config.task.dev_size or split.dev)
         if split.shots:
             dev = split.shots * len(config.task.wording(config.prompt.name).options)
-        return Availability(
-            config,
-            tuple(reasons),
-            memory,
-            parts,
-            scored or tokens,
-            stepped or tokens,
-            trainable,
-            tuple(notes),
-            client_bytes=client,
-            arch=model.arch,
-            dev=min(dev, sizes.get("validation", dev)),
-            test=min(split.test, sizes.get("test", split.test)),
-        )
+        drawn = min(dev, sizes.get("validation", dev)), min(split.test, sizes.get("test", split.test))
+        cost = _cost(config, trainable, stepped, scored, drawn)
+        operations = cost * _operations_per_token(config, model.arch)
+        return Availability(config, tuple(reasons), needs, cost, operations, scored, stepped, tuple(notes))
 
     def to_package(self, config: TrialConfig) -> TrialConfig:
         """Return the configuration of a package to be made, with the fingerprints of model and text filled in.
@@ -216,20 +204,14 @@ class Places:
                 self._known[key] = make()
             except UserError as error:
                 self._known[key] = error
-        found = self._known[key]
-        if isinstance(found, UserError):
-            raise found
-        return found  # type: ignore[no-any-return]
+        known: T | UserError = self._known[key]
+        if isinstance(known, UserError):
+            raise known
+        return known
 
 
 def _spec(config: TrialConfig) -> TaskSpec:
     return TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
-
-
-def _duplicates(config: TrialConfig, data: DataStatus) -> list[str]:
-    """Return the remarks on the rows that a trial draws from local files."""
-    spec = _spec(config)
-    return remarks([facts(spec, drawn_marks(spec, config.task, config.split, data.marks))], of_data=True)
 
 
 def _of_tools(config: TrialConfig) -> Availability:
@@ -239,7 +221,52 @@ def _of_tools(config: TrialConfig) -> Availability:
     reasons = tuple(f"{name} is not installed here: {kind.extra}" for name in kind.tools if name not in there)
     versions = tuple(f"{name} {version}" for name, version in there.items())
     with_versions = replace(config, method=replace(config.method, kind=kind.with_versions(versions)))
-    return Availability(with_versions, reasons, 0, {}, 0, 0, 0, tools=versions)
+    return Availability(with_versions, reasons, replace(_needs(config), tools=versions))
+
+
+def _needs(
+    config: TrialConfig, memory: tuple[int, Mapping[Part, float], int] = (0, {}, 0), arch: Arch | None = None
+) -> Needs:
+    """Return a trial's needs: `memory` as `memory_of` estimates it, and how many layers may be on several GPUs.
+
+    These are of a model whose every weight is trained by backpropagation: nothing else needs so much memory.
+    `gradients` are measured on one device.
+    """
+    kind, device = config.method.kind, config.device
+    apart = kind.backpropagates and config.space.moves_base and not config.precision.coded
+    peak, parts, client = memory
+    return Needs(
+        device.node,
+        peak,
+        device.runs_programs and not device.reads_log,
+        config.precision.name,
+        parts={part.value: int(size) for part, size in parts.items()},
+        client_bytes=client,
+        layers=arch.layers if arch and apart and not config.gradients.samples else 0,
+    )
+
+
+def _cost(config: TrialConfig, trainable: int, stepped: float, scored: float, rows: tuple[int, int]) -> float:
+    """Estimate the forwarded tokens of a trial.
+
+    Args:
+        stepped, scored: mean tokens per row of a step, and of scoring. rows: of dev and test.
+    """
+    kind, train, (dev, test) = config.method.kind, config.train, rows
+    if kind.generates:
+        return kind.new_tokens
+    evaluations = -(-train.steps // train.eval_every) if train.steps else 1
+    steps = train.steps * (train.batch or 1) * config.forwards(trainable)
+    measured = (evaluations + 1) * 3 * config.gradients.samples
+    return (steps + measured) * stepped + (evaluations * dev + test) * scored
+
+
+def _operations_per_token(config: TrialConfig, arch: Arch | None) -> float:
+    """Return twice the weights that a forwarded token passes; 0 for an unknown shape, or without torch here."""
+    if arch is None or config.device.runs_programs:
+        return 0.0
+    experts = 3 * arch.layers * arch.width * arch.inner if arch.experts else 0  # those that a token passes
+    return 2.0 * (arch.entries([ALL]) + experts)
 
 
 def _refused(config: TrialConfig) -> Iterator[str]:
@@ -259,7 +286,7 @@ def _lengths(config: TrialConfig, data: DataStatus, most: int, frame: int) -> tu
     The task's are of whole prompts, and a floor: a row's bytes lack the template. `most` where nothing is known.
     `frame` tokens of a chat template are around each.
     """
-    usual, texts = config.task.lengths, 1 + config.method.kind.shown
+    usual, texts = config.task.lengths, 1 + config.method.kind.demonstrations
     mean = data.row_bytes and max(data.row_bytes / BYTES_PER_TOKEN, 16)
     longest = 2 * mean
     if usual is not None:
@@ -267,12 +294,6 @@ def _lengths(config: TrialConfig, data: DataStatus, most: int, frame: int) -> tu
     if not mean:
         return most, most
     return min(most, (mean + frame) * texts), int(min(most, (longest + frame) * texts))
-
-
-def _forwarded(config: TrialConfig, counted: RowTokens | None, most: int, gold_only: bool) -> float:
-    """Return the mean tokens of a row; 0 where they are not counted. A trial may show solved examples before it."""
-    mean = 0.0 if counted is None else counted.mean(gold_only)
-    return min(mean * (1 + config.method.kind.shown), max(most, mean))
 
 
 def _not_read(config: TrialConfig, model: ModelStatus, data: DataStatus) -> Iterator[str]:

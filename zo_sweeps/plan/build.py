@@ -15,12 +15,11 @@ from functools import cached_property
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AXES, BlockConfig, GridConfig, RunConfig, SelectConfig
+from zo_sweeps.config.schema import AXES, GridConfig, RunConfig, SelectConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.trial import Needs, SharedSteps, Trial
+from zo_sweeps.core.trial import SharedSteps, Trial
 from zo_sweeps.devices.speed import format_times
-from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.parts import ModelSource, Train
@@ -28,10 +27,9 @@ from zo_sweeps.methods.precision import FASTEST
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
-from zo_sweeps.plan.expand import Setting, expand, flatten
 from zo_sweeps.plan.labels import labels
 from zo_sweeps.plan.overrides import Overrides, short, shown
-from zo_sweeps.plan.resolve import Options, Parts, Ran, add, as_written, difference, fastest_on, resolve
+from zo_sweeps.plan.resolve import Ran, Resolver, Setting, add, as_written, difference, expand, fastest_on, flatten
 
 CONFIRMS = "runs only if its setting is the one that the first seeds select"
 
@@ -129,8 +127,8 @@ def build(composer: Composer, places: Places | None = None) -> Plan:
     if not grid.blocks:
         raise UserError(f"grid {grid.name!r} has no blocks", where=f"grid/{composer.command_line.grid}.yaml")
     draft = _Draft(composer, places or places_of(composer))
-    for name, block in draft.grid.blocks.items():
-        draft.add(name, block)
+    for name in draft.grid.blocks:
+        draft.add(name)
     return draft.finished()
 
 
@@ -145,28 +143,24 @@ class _Draft:
     def __init__(self, composer: Composer, places: Places) -> None:
         self.composer = composer
         self.grid = composer.run.grid
-        self.cells: list[Cell] = []
-        self.trials: dict[str, Trial] = {}
-        self.reasons: dict[str, tuple[str, ...]] = {}
-        self.remarks: dict[str, tuple[str, ...]] = {}
         self.drafts: list[tuple[str, Availability, Setting]] = []
         self.runs: dict[tuple[str, str], Ran] = {}
         self.problems: dict[str, list[str]] = {}  # what is wrong -> the blocks it is wrong in
         self.devices: set[str] = set()
         self.measured: dict[str, None] = {}  # what precision=fastest is, in a line each
         self.places = places
-        self.options, self.parts, self.overrides = Options(), Parts(), Overrides(composer)
+        self.resolver, self.overrides = Resolver(composer), Overrides(composer)
         try:
             self.grid = shown(self.grid, composer.left_out)
         except UserError as error:
             self.problems[str(error)] = []
 
-    def add(self, name: str, block: BlockConfig) -> None:
+    def add(self, name: str) -> None:
         """Add the cells of a block, or what is wrong with it."""
         drafts: list[tuple[Availability, Setting]] = []
         try:
-            for setting in expand(self.composer, self.grid, name, block, self.overrides):
-                config = resolve(self.composer, setting, self.options, self.parts)
+            for setting in expand(self.grid, name, self.overrides):
+                config = self.resolver.resolve(setting)
                 if setting.choices.get("precision") == FASTEST and config.method.kind.of_model:
                     eps = difference(config.method.kind, getattr(config.estimator, "eps", None))
                     self.measured[format_times(fastest_on(self.composer, config.device)).line(eps)] = None
@@ -185,54 +179,52 @@ class _Draft:
 
         self.drafts += [(name, *draft) for draft in among(drafts, self.grid.select)]
 
-    def _cell(self, name: str, needs: Availability, setting: Setting, row: str, columns: Mapping[str, str]) -> None:
-        config = needs.config
-        searched = used(setting.searched, config)
-        trial_id = needs.config.trial_id()
-        column = setting.column or config.task.name
-        if trial_id not in self.trials:
-            self.trials[trial_id] = _trial(trial_id, needs, self.grid.name, name, row, searched, columns[column])
-            if needs.reasons:
-                self.reasons[trial_id] = needs.reasons
-            if remarks := (*needs.remarks, *([CONFIRMS] if confirms(config) else [])):
-                self.remarks[trial_id] = remarks
-        self.cells.append(Cell(name, column, config.seed, searched, trial_id))
-
     def finished(self) -> Plan:
         """Return the plan. Raises UserError listing everything that is wrong."""
         wrong = [
             f"{text} (block{'s' * (len(where) > 1)} {', '.join(where)})" if where else text
             for text, where in self.problems.items()
         ]
-        if wrong := [*wrong, *self.options.unknown(self.composer, self.overrides)]:
-            raise _all(wrong, self.grid.name)
+        if wrong := [*wrong, *self.resolver.unknown(self.overrides)]:
+            listed = "".join(f"\n  - {text}" for text in wrong)
+            several = f"{len(wrong)} problems in grid {self.grid.name!r}:{listed}"
+            raise UserError(several if len(wrong) > 1 else wrong[0])
         kept = self.overrides.kept(self.grid)
         if not self.drafts:
             raise UserError(f"grid {kept.name!r} has no trials: no seeds, or everything is excluded")
-        _, written = as_written(self.composer, self.parts)
+        _, written = as_written(self.composer, self.resolver.parts)
         texts = labels(kept, self.runs, written, self._scaled())
         rows = {block: texts.row(block) for block in kept.blocks}
         columns = {column: texts.column(column) for column in dict.fromkeys(column for _, column in self.runs)}
-        for name, needs, setting in self.drafts:
-            self._cell(name, needs, setting, rows[name], columns)
+        cells: list[Cell] = []
+        every: dict[str, Trial] = {}
+        behind: dict[str, Availability] = {}
+        for block, looked, setting in self.drafts:
+            config, searched = looked.config, used(setting.searched, looked.config)
+            trial_id, column = config.trial_id(), setting.column or config.task.name
+            cells.append(Cell(block, column, config.seed, searched, trial_id))
+            if trial_id not in every:
+                trial = _trial(trial_id, looked, searched, rows[block], columns[column])
+                every[trial_id] = replace(trial, grid=self.grid.name, block=block)
+                behind[trial_id] = looked
         notes = tuple(self.overrides.notes(replace(texts, grid=self.grid).row, columns))
         notes += tuple(f"precision=fastest is {line}" for line in self.measured)
         return Plan(
             config=replace(self.composer.run, grid=texts.applied()),
-            trials=tuple(trial for trial_id, trial in self.trials.items() if trial_id not in self.reasons),
-            cells=tuple(self.cells),
-            reasons=self.reasons,
+            trials=tuple(trial for trial_id, trial in every.items() if not behind[trial_id].reasons),
+            cells=tuple(cells),
+            reasons={trial_id: looked.reasons for trial_id, looked in behind.items() if looked.reasons},
             labels=columns,
-            caveats=(*_caveats(self.composer, self.grid, self.cells, self.trials), *notes),
-            every=self.trials,
-            remarks=self.remarks,
+            caveats=(*_caveats(self.composer, self.grid, cells, every), *notes),
+            every=every,
+            remarks={trial_id: looked.remarks for trial_id, looked in behind.items() if looked.remarks},
             relabelled=frozenset(texts.rows),
         )
 
     def _scaled(self) -> tuple[str, ...]:
         """Return how the keys begin that a caveat names, and no label: the shape that the scale cuts."""
         shape = "model.arch"
-        given = any(key.startswith(shape) for key in self.composer.forced.values)
+        given = any(key.startswith(shape) for key in self.composer.forced)
         return () if given or self.composer.run.scale.layers is None else (shape,)
 
     def _note(self, text: str, block: str) -> None:
@@ -241,56 +233,24 @@ class _Draft:
             where.append(block)
 
 
-def _all(problems: Sequence[str], grid: str) -> UserError:
-    if len(problems) == 1:
-        return UserError(problems[0])
-    listed = "".join(f"\n  - {problem}" for problem in problems)
-    return UserError(f"{len(problems)} problems in grid {grid!r}:{listed}")
-
-
-def _trial(
-    trial_id: str, needs: Availability, grid: str, block: str, label: str, searched: Mapping[str, Any], column: str
-) -> Trial:
-    config = needs.config
-    kind = config.method.kind
-    parts = [label, column]
-    if kind.trains or kind.shown or kind.generates:
-        parts += [f"{name.rpartition('.')[2]} {short(value)}" for name, value in searched.items()]
-        parts.append(f"seed {config.seed}")
+def _trial(trial_id: str, looked: Availability, searched: Mapping[str, Any], row: str, column: str) -> Trial:
+    config, kind, names = looked.config, looked.config.method.kind, [row, column]
+    if kind.trains or kind.demonstrations or kind.generates:
+        names += [f"{name.rpartition('.')[2]} {short(value)}" for name, value in searched.items()]
+        names.append(f"seed {config.seed}")
     return Trial(
         trial_id=trial_id,
         config=config,
-        needs=Needs(
-            config.device.node,
-            needs.memory_bytes,
-            config.device.runs_programs and not config.device.reads_log,
-            config.precision.name,
-            parts={part.value: int(size) for part, size in needs.parts.items()},
-            tools=needs.tools,
-            client_bytes=needs.client_bytes,
-            layers=_layers_apart(config, needs.arch),
-        ),
+        needs=looked.needs,
         warm_key=warm_key(config),
-        cost=_cost(config, needs),
-        operations=_operations(config, needs),
+        cost=looked.cost,
+        operations=looked.operations,
         steps=config.steps,
         memory_key=memory_key(config),
         shared_steps=_shared_steps(config),
-        label=" · ".join(parts),
-        grid=grid,
-        block=block,
+        label=" · ".join(names),
         task=config.task.name if kind.of_model else "",
     )
-
-
-def _layers_apart(config: TrialConfig, arch: Arch | None) -> int:
-    """Return how many layers may be on several GPUs: those of a model whose every weight is trained by backpropagation.
-
-    Nothing else needs so much memory. `gradients` are measured on one device.
-    """
-    kind, space = config.method.kind, config.space
-    apart = kind.backpropagates and space.moves_base and not config.precision.coded
-    return arch.layers if arch and apart and not config.gradients.samples else 0
 
 
 def warm_key(config: TrialConfig) -> str:
@@ -298,31 +258,6 @@ def warm_key(config: TrialConfig) -> str:
     precision, text = config.precision, config.data.text_fingerprint
     parts = [config.model.fingerprint, identity(precision), config.device.place]
     return fingerprint([*parts, text] if precision.of_text else parts)
-
-
-def _cost(config: TrialConfig, needs: Availability) -> float:
-    """Estimate the forwarded tokens of a trial; a backward pass counts as two forwards."""
-    kind, train = config.method.kind, config.train
-    if kind.generates:
-        return kind.generated
-    if not kind.of_model:
-        return 1
-    passes = config.forwards(needs.trainable)
-    evaluations = -(-train.steps // train.eval_every) if train.steps else 1
-    stepped = train.steps * (train.batch or 1) * passes + (evaluations + 1) * 3 * config.gradients.samples
-    return stepped * needs.step_tokens + (evaluations * needs.dev + needs.test) * needs.tokens
-
-
-def _operations(config: TrialConfig, needs: Availability) -> float:
-    """Estimate the operations of a trial's matrix products: twice the weights that each forwarded token passes.
-
-    0 if its model's shape is unknown, or it does not run on torch here.
-    """
-    arch = needs.arch
-    if arch is None or not config.method.kind.of_model or config.device.runs_programs:
-        return 0.0
-    experts = 3 * arch.layers * arch.width * arch.inner if arch.experts else 0  # those that a token passes
-    return 2.0 * (arch.entries([ALL]) + experts) * _cost(config, needs)
 
 
 def memory_key(config: TrialConfig) -> str:
@@ -383,10 +318,10 @@ def _caveats(
         found.append(f"{shared} entries became identical to others under these overrides and share their trials")
     if composer.left_out:
         found.append(f"left out: {', '.join(composer.left_out)}")
-    choices, values = composer.forced.choices, composer.forced.values
-    if "model" in choices:
+    forced = composer.forced
+    if "model" in forced:
         display = composer.trial["model"]["display"]
-        found.append(f"run on {' and '.join(values.get('model.path') or choices['model'])} ({display})")
+        found.append(f"run on {' and '.join(forced.get('model.path') or forced['model'])} ({display})")
     found += filter(None, [moved(configs)])
     claimed = {
         config.model.display or config.model.name: config.model.path for config in configs if config.model.is_claimed
@@ -397,7 +332,7 @@ def _caveats(
     apart = ["model", "data.dir", "model.path"]
     apart += [] if "device" in composer.run.grid.fixed else ["device"]
     apart += [] if composer.run.grid.columns else ["task"]
-    given = [f"{name}={','.join(map(str, v))}" for name, v in {**choices, **values}.items() if name not in apart]
+    given = [f"{name}={','.join(map(str, v))}" for name, v in forced.items() if name not in apart]
     given += composer.command_line.edits
     if given:
         found.append(f"set on the command line: {' '.join(given)}")
@@ -428,14 +363,15 @@ def _of_column(
     searched = {fingerprint([used(setting.searched, needs.config)]) for needs, setting in drafts}
     whole: dict[str, Any] = {"halving": (), "halving_keep": Train.halving_keep}  # the same trial as without the option
     for needs, setting in drafts:
-        config, change = needs.config, dict[str, Any]()
+        config, change, remarks = needs.config, dict[str, Any](), needs.remarks
         if setting.values["seed"] not in seeds and len(searched) > 1 and config.method.kind.trains:
-            change = {**whole, "halving_among": search}
+            change, remarks = {**whole, "halving_among": search}, (*remarks, CONFIRMS)
         elif has_rungs(config):
             change = {"halving_among": rungs}
         elif config.train.halving:
             change = whole
-        yield replace(needs, config=replace(config, train=replace(config.train, **change))), setting
+        config = replace(config, train=replace(config.train, **change))
+        yield replace(needs, config=config, remarks=remarks), setting
 
 
 def used(searched: Mapping[str, Any], config: TrialConfig) -> dict[str, Any]:

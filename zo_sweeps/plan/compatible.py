@@ -281,7 +281,7 @@ def _theta(config: TrialConfig) -> Iterator[str]:
             yield f"space {space.name!r} moves by integers: use {part.axis}={fitting}{or_else}, not {part.name}"
         else:
             moved = part.moves
-            fitting = _having("space", lambda one: one.theta in moved)  # noqa: B023 (called at once)
+            fitting = _having("space", lambda one: one.theta in moved)  # noqa: B023  # it is called at once
             yield f"{part.axis} {part.name!r} {verb} integers: use space={fitting}, not {space.name}"
     if space.theta is not Theta.CODES:
         return
@@ -315,9 +315,9 @@ def check_model(config: TrialConfig, model: ModelStatus) -> None:
         fix = f"model=local model.path={config.model.path} runs it as what it is"
         raise UserError(f"the folder does not hold {config.model.name}: {differs}", where="model.path", fix=fix)
     if arch.masked != config.task.wording(config.prompt.name).loss.masked:
-        one, other = ("masked", "without") if arch.masked else ("causal", "with")
+        masked, causal = ("masked", "without"), ("causal", "with")
+        (one, other), (suited, needed) = (masked, causal) if arch.masked else (causal, masked)
         fitting = [name for name, it in config.task.dialects.items() if it.loss.masked == arch.masked]
-        suited, needed = ("causal", "with") if arch.masked else ("masked", "without")
         fix = " or ".join(f"prompt={name}" for name in fitting) or (
             f"a {suited} model, or a dialect of the task {needed} {{{{ mask }}}} (docs/adding/task.md)"
         )

@@ -16,9 +16,8 @@ from zo_sweeps.config.schema import AXES, OF_DEVICE, TRIAL_GROUPS, WHOLE, GridCo
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.expand import flatten
 from zo_sweeps.plan.overrides import short, text_of
-from zo_sweeps.plan.resolve import Ran, Runs
+from zo_sweeps.plan.resolve import Ran, Runs, flatten
 
 _NONE = object()  # the value of an option that a member does not have
 _OPTION = re.compile(r"\{([a-z_0-9.]+)\}")
@@ -108,18 +107,16 @@ def labels(grid: GridConfig, now: Runs, written: Runs, skipped: Collection[str])
     """
     rows: dict[str, dict[str, None]] = {}
     columns: dict[str, dict[str, None]] = {}
-    for (block, column), ran in now.items():
-        for found, name, then in (
-            (rows, block, _reference(written, block, column, 0)),
-            (columns, column, _reference(written, block, column, 1)),
-        ):
-            if then is not None:
-                keys = {**_keys(then, found is columns, grid), **_keys(ran, found is columns, grid)}
-                # A column's value replaces that of its rows, where the grid as written has it.
-                of_column = {*ran.promise.of_column} & {*then.promise.of_column} - {*ran.promise.of_both}
-                kept = [key for key in keys if found is columns or key not in of_column]
-                for key in _changed(kept, ran.configs, then.configs, skipped):
-                    found.setdefault(name, {})[key] = None
+    for at, ran in now.items():
+        for part, found in enumerate((rows, columns)):
+            if (then := _reference(written, at, part)) is None:
+                continue
+            keys = {**_keys(then, part, grid), **_keys(ran, part, grid)}
+            # A column's value replaces that of its rows, where the grid as written has it.
+            of_column = {*ran.promise.of_column} & {*then.promise.of_column} - {*ran.promise.of_both}
+            kept = [key for key in keys if found is columns or key not in of_column]
+            for key in _changed(kept, ran.configs, then.configs, skipped):
+                found.setdefault(at[part], {})[key] = None
 
     def texts(found: Mapping[str, Iterable[str]], part: int) -> dict[str, list[str]]:
         """Return "key=value" of each changed key, with its values in every cell of the row or column."""
@@ -132,20 +129,21 @@ def labels(grid: GridConfig, now: Runs, written: Runs, skipped: Collection[str])
     return Labels(grid, now, written, texts(rows, 0), texts(columns, 1))
 
 
-def _reference(written: Runs, block: str, column: str, part: int) -> Ran | None:
-    """Return the cell as written; for a further column that of its row, for a further row that of its column."""
-    if (block, column) in written:
-        return written[block, column]
-    others = [ran for key, ran in written.items() if key[part] == (block, column)[part]]
+def _reference(written: Runs, at: tuple[str, str], part: int) -> Ran | None:
+    """Return the cell as written; of a further column that of its row (part 0), of a further row that of its column."""
+    if at in written:
+        return written[at]
+    others = [ran for key, ran in written.items() if key[part] == at[part]]
     if not others:
         return None
     return Ran(replace(others[0].promise, of_both={}), [config for ran in others for config in ran.configs])
 
 
-def _keys(ran: Ran, of_column: bool, grid: GridConfig) -> dict[str, None]:
-    if of_column and not grid.columns:
+def _keys(ran: Ran, part: int, grid: GridConfig) -> dict[str, None]:
+    """Return the keys that the row (part 0) or column (1) of a cell promises."""
+    if part and not grid.columns:
         return {"task": None}
-    return dict.fromkeys(ran.promise.of_column_alone if of_column else ran.promise.of_row)
+    return dict.fromkeys(ran.promise.of_column_alone if part else ran.promise.of_row)
 
 
 def _changed(
@@ -200,7 +198,7 @@ def _value(config: TrialConfig, key: str) -> Any:
     if key == "device.form" and not config.device.runs_programs:
         return _NONE  # a form is of programs
     group, _, rest = key.partition(".")
-    value: Any = config.method.kind if group == "method" and rest != "name" else getattr(config, group, _NONE)
+    value: Any = vars(config.method.kind) if group == "method" and rest != "name" else getattr(config, group, _NONE)
     for part in rest.split("."):
         value = value.get(part, _NONE) if isinstance(value, Mapping) else getattr(value, part, _NONE)
     return value if value is _NONE else write(value)

@@ -43,18 +43,20 @@ def shown(grid: GridConfig, left_out: Collection[str]) -> GridConfig:
     with published numbers and without rows.
     """
 
-    def kept(of: Mapping[str, str], where: str) -> dict[str, str]:
-        for block in of:
-            if block not in grid.blocks and block not in left_out:
-                raise unknown("block", block, grid.blocks, where=f"{where} of grid {grid.name}")
-        return {block: label for block, label in of.items() if block in grid.blocks}
+    columns = [*(grid.columns or grid.axes.get("task", []))]
+
+    def left(kind: str, names: Iterable[str], known: Collection[str], where: str) -> list[str]:
+        """Return the blocks or columns that are left."""
+        for name in names:
+            if name not in known and name not in left_out:
+                raise unknown(kind, name, known, where=f"{where} of grid {grid.name}")
+        return [name for name in names if name in known]
 
     def compared(rows: Mapping[str, str], over: Mapping[str, str], where: str) -> tuple[dict[str, str], dict[str, str]]:
         """Return the rows that are left, and `over` of them; of a ratio, both of its blocks are."""
-        left = kept(rows, where)
-        kept(dict.fromkeys(over.values(), ""), where)
-        pairs = {block: other for block, other in over.items() if block in left and other in grid.blocks}
-        return {block: label for block, label in left.items() if block in pairs or not over}, pairs
+        kept, others = left("block", rows, grid.blocks, where), left("block", [*over.values()], grid.blocks, where)
+        pairs = {block: other for block, other in over.items() if block in kept and other in others}
+        return {block: rows[block] for block in kept if block in pairs or not over}, pairs
 
     def differing(differs: Sequence[GridDifference], where: str) -> list[GridDifference]:
         """Return the differences that are on a row and a column that are left."""
@@ -62,31 +64,26 @@ def shown(grid: GridConfig, left_out: Collection[str]) -> GridConfig:
         for one in differs:
             if one.about not in ASPECTS:
                 raise unknown("aspect", one.about, ASPECTS, where=f"{where}differs of grid {grid.name}")
-            rows = [*kept(dict.fromkeys(one.rows, ""), f"{where}differs")]
-            for column in one.columns:
-                if column not in columns and column not in left_out:
-                    raise unknown("column", column, columns, where=f"{where}differs of grid {grid.name}")
-            places = [column for column in one.columns if column in columns]
+            rows = left("block", one.rows, grid.blocks, f"{where}differs")
+            places = left("column", one.columns, columns, f"{where}differs")
             if bool(rows) == bool(one.rows) and bool(places) == bool(one.columns):
                 found.append(replace(one, rows=rows, columns=places))
         return found
 
-    columns = [*(grid.columns or grid.axes.get("task", []))]
     for name, block in grid.blocks.items():
-        kept({block.setting_of: ""} if block.setting_of else {}, f"setting_of in block {name}")
+        left("block", filter(None, [block.setting_of]), grid.blocks, f"setting_of in block {name}")
     tables, figures = {}, {}
     for name, table in grid.tables.items():
         if not table.rows:
             if table.published:
-                raise UserError(
-                    f"table {name!r} has no rows", where=f"grid {grid.name}", fix="list them as block: name"
-                )
+                fix = "list them as block: name"
+                raise UserError(f"table {name!r} has no rows", where=f"grid {grid.name}", fix=fix)
             table = replace(table, rows=dict.fromkeys(grid.blocks, ""))
         if table.against:
             pairs = {block: label for block, label in table.rows.items() if block != table.against}
             table = replace(table, rows=pairs, over=dict.fromkeys(pairs, table.against), against="")
         rows, over = compared(table.rows, table.over, f"table {name}")
-        kept({table.beyond: ""} if table.beyond else {}, f"table {name}")
+        left("block", filter(None, [table.beyond]), grid.blocks, f"table {name}")
         if rows and table.beyond not in left_out:
             tables[name] = replace(table, rows=rows, over=over, differs=differing(table.differs, f"table {name}, "))
     for name, figure in grid.figures.items():
@@ -194,30 +191,27 @@ class Overrides:
 
     def at(self, promise: Promise, block: str, column: str) -> Forced | None:
         """Return the overrides with the values that a block at a column may have; None: nothing agrees with it."""
-        choices, values = dict(self.composer.forced.choices), dict(self.composer.forced.values)
+        given = dict(self.composer.forced)
         if self.composer.run.grid.relabel:
-            return Forced(choices, values)
+            return given
         clashes = []
-        for given in (choices, values):
-            for key, wanted in list(given.items()):
-                wanted = (promise.task,) if key == "task" else wanted
-                allowed, promised = promise.allowed(self.composer, key)
-                named = tuple(one for one in wanted if allowed is None or _name(self.composer, key, one) in allowed)
-                lost = [promise.without_option(self.composer, key, one) if key in METHOD else "" for one in named]
-                agreeing = tuple(one for one, source in zip(named, lost, strict=True) if not source)
-                sources = {*([promised] if len(named) < len(wanted) else []), *filter(None, lost)}
-                if not sources:
-                    continue
-                if agreeing:
-                    given[key] = agreeing
-                else:
-                    clashes += [(text_of(key, wanted), source) for source in sorted(sources)]
+        for key, wanted in self.composer.forced.items():
+            wanted = (promise.task,) if key == "task" else wanted
+            allowed, promised = promise.allowed(self.composer, key)
+            named = tuple(one for one in wanted if allowed is None or _name(self.composer, key, one) in allowed)
+            lost = [promise.without_option(self.composer, key, one) if key in METHOD else "" for one in named]
+            agreeing = tuple(one for one, source in zip(named, lost, strict=True) if not source)
+            sources = {*([promised] if len(named) < len(wanted) else []), *filter(None, lost)}
+            if sources and agreeing:
+                given[key] = agreeing
+            else:
+                clashes += [(text_of(key, wanted), source) for source in sorted(sources)]
         for text, source in clashes:
             self._left_out.setdefault(text, []).append((source, block, column))
         if clashes:
             return None
         self._kept.add(block)
-        return Forced(choices, values)
+        return given
 
     def leaves_out(self, key: str) -> bool:
         """Return whether an override of this key left a row or column out."""

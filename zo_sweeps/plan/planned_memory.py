@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -65,11 +65,12 @@ def too_long(spec: TaskSpec, folder: Path, tokenizer: Any, max_length: int, fron
     tokens than there is room for are tokenised (no token is less than a byte), and the first of each file.
     """
     around = chat_of(tokenizer, spec.system).tokens if spec.chat else len(front)
-    room, most_bytes = room_of(spec, max_length, around), _most_bytes(spec)
+    room, sources = room_of(spec, max_length, around), (spec.template, *spec.options)
+    own, of_row = sum(len(source.encode()) for source in sources), sum(map(uses, sources))
     long = tokenised = 0
     for split in data.FILES:
         for number, line in enumerate(_lines(folder, split)):
-            if not line.strip() or (number and most_bytes(len(line)) <= room):
+            if not line.strip() or (number and own + of_row * len(line) <= room):  # at most so many bytes of text
                 continue
             if tokenised > MOST:
                 return long, False
@@ -195,13 +196,6 @@ def _exceeds(room: int, spec: TaskSpec, prompt: Prompt, tokenizer: Any, max_leng
     return len(texts[0]) > WIDEST * room or any(len(token_ids(tokenizer, text)) > room for text in texts)
 
 
-def _most_bytes(spec: TaskSpec) -> Callable[[int], float]:
-    """Return a function: bytes of a row as JSON -> the most bytes that a prompt with an option may have."""
-    sources = (spec.template, *spec.options)
-    own, of_row = sum(len(source.encode()) for source in sources), sum(map(uses, sources))
-    return lambda line: own + of_row * line
-
-
 def memory_of(
     config: TrialConfig, model: ModelStatus, counted: RowTokens | None, longest: int, trainable: int
 ) -> tuple[int, Mapping[Part, float], int]:
@@ -214,7 +208,7 @@ def memory_of(
     longest_row = max(CAPACITY, longest) if train.packing else longest
     together = 0 if kind.generates else min(examples, max(SCORED_TOKENS / longest, 1))
     stepped, scored = ForwardRows(rows * longest, rows), ForwardRows(together * longest, together)
-    if counted is not None and not kind.shown:
+    if counted is not None and not kind.demonstrations:
         longest = counted.longest
         fits = not arch.masked and not arch.no_packing
         options = config.task.wording(config.prompt.name).options

@@ -1,15 +1,16 @@
-"""A setting -> the configuration of its trial."""
+"""A block of a grid -> the settings of its axes -> the configurations of its trials."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from zo_sweeps.config.command_line import PLACE
+from zo_sweeps.config.command_line import CHOOSES, PLACE, Forced
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AXES, GridConfig, ScaleConfig, ScaleSteps
+from zo_sweeps.config.schema import AXES, TRIAL_GROUPS, GridConfig, ScaleConfig, ScaleSteps
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.devices import probe
 from zo_sweeps.devices.speed import format_times
@@ -19,36 +20,209 @@ from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.parts import Device, Model, ModelSource, NamedMethod
 from zo_sweeps.methods.precision import FASTEST, OWN, Precision
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.expand import Setting, expand
+from zo_sweeps.models import package
+from zo_sweeps.models.families import with_layers
+from zo_sweeps.models.identity import fetched
 from zo_sweeps.plan.overrides import Overrides, Promise
 
-
-class Parts:
-    """The parts of a plan's configurations as they were read: most trials share most of them."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], Any] = {}
-
-    def read(self, tree: Mapping[str, Any], locate: Locate) -> TrialConfig:
-        """Return the configuration of a tree, equal parts as the same object. Raises UserError as TrialConfig.read."""
-        keys = {name: (name, repr(value)) for name, value in tree.items()}
-        config = TrialConfig.read({name: self._known.get(keys[name], tree[name]) for name in tree}, locate)
-        self._known |= {key: getattr(config, name) for name, key in keys.items()}
-        return config
+LR = "update.lr"  # whose axis `grid.rates` is
 
 
-class Options:
-    """Checks that the keys of a grid (`space.rank`) are options of its members.
+@dataclass(frozen=True)
+class Setting:
+    """One point of a block's axes at one column and seed.
+
+    Args:
+        choices: group -> option. values: key -> value.
+        searched: the values of the axes, of groups and keys.
+        promise: what the block and its column promise there.
+        column: one of the grid's `columns`; "" if the columns are tasks.
+        own: keys that the block sets for members that it alone chooses: an error if the member lacks them.
+        where: grid and block, for messages.
+    """
+
+    choices: Mapping[str, str]
+    values: Mapping[str, Any]
+    searched: Mapping[str, Any]
+    promise: Promise = field(default_factory=Promise)
+    column: str = ""
+    own: frozenset[str] = frozenset()
+    where: str = ""
+
+
+def expand(grid: GridConfig, name: str, overrides: Overrides) -> Iterator[Setting]:
+    """Yield the settings of a grid's block in the order of the file; the seeds vary fastest.
+
+    Args:
+        overrides: the command line's, which leave columns of the block out or change what they promise.
+
+    Raises UserError for an axis that is no list, is empty or is fixed as well, and for keys and values of a wrong type.
+    """
+    composer, block, where = overrides.composer, grid.blocks[name], f"grid {grid.name}, block {name}"
+    forced = composer.forced
+    of_block = flatten(block.fixed)
+    fixed = {**flatten(grid.fixed), **of_block}
+    of_axes = _axes(block.axes, where)
+    axes = {**_axes(grid.axes, where), **of_axes}
+    if grid.rates and LR not in axes and (lr := fixed.pop(LR, None) or composer.option_of(fixed, LR)):
+        of_block.pop(LR, None)
+        axes[LR] = [float(f"{rate * lr:.2g}") for rate in grid.rates]
+    for key in {*fixed} & {*axes}:
+        raise UserError(f"{key!r} is both fixed and an axis", where=where)
+    default_task = fixed.get("task", composer.trial["task"]["name"])
+    seeds: Sequence[int] = forced.get("seed") or grid.seeds
+    exclude = [flatten(entry) for entry in (*grid.exclude, *block.exclude)]
+    for column, task, of_column in _columns(grid, forced, axes.get("task"), default_task, where):
+        per_task = flatten(block.per_task.get(column or task, {}))
+        promise = Promise(flatten(grid.fixed), of_block, of_column, per_task, axes, task)
+        if (kept := overrides.at(promise, name, column or task)) is None:
+            continue
+        of_column = {key: value for key, value in of_column.items() if key != "task"}
+        here, own = _at_task(fixed, axes, {**of_column, **per_task}, kept)
+        others = {*own, *forced}  # groups whose member may not be the block's own
+        strict = {key for key in {*of_block, *of_axes, *per_task} if not others & {key.partition(".")[0], "method"}}
+        strict -= {*forced}
+        for key, value in [*here.items(), *((key, value) for key, several in own.items() for value in several)]:
+            if key.endswith(".display"):
+                at = PLACE if key in forced else where
+                fix = f"a name of your own is one of a file of your own, conf/{key.partition('.')[0]}/NAME.yaml"
+                raise UserError(f"{key} is the printed name of what runs, and no option", where=at, fix=fix)
+            if key not in TRIAL_GROUPS:
+                composer.check_value(key, value, where)
+        for point in itertools.product(*own.values()):
+            searched = dict(zip(own, point, strict=True))
+            chosen = {**here, **searched, "task": task}
+            if any(all(chosen.get(key) == value for key, value in entry.items()) for entry in exclude):
+                continue
+            choices = {key: str(value) for key, value in chosen.items() if key in TRIAL_GROUPS}
+            values = {key: value for key, value in chosen.items() if key not in TRIAL_GROUPS}
+            for seed in seeds:
+                yield Setting(choices, {**values, "seed": seed}, searched, promise, column, frozenset(strict), where)
+
+
+def _columns(
+    grid: GridConfig, forced: Forced, tasks: Sequence[str] | None, default_task: str, where: str
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return (name, task, values) for each of the grid's `columns`, or ("", task, {}) for each task if it has none.
+
+    The values have the key `task` if the column fixes it. Tasks of the command line replace the grid's.
+    """
+    given = forced.get("task", ())
+    if not grid.columns:
+        return [("", task, {}) for task in given or tasks or [default_task]]
+    if len(given) > 1 or tasks:
+        raise UserError("the columns of this grid are not tasks: there can be one task", where=where)
+    flat = {name: flatten(grid.column_values(name)) for name in grid.columns}
+    return [(name, given[0] if given else of.get("task", default_task), of) for name, of in flat.items()]
+
+
+def _at_task(
+    fixed: Mapping[str, Any], axes: Mapping[str, list[Any]], per_task: Mapping[str, Any], forced: Forced
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return (fixed values, axes) of a block at one column.
+
+    The column's values, `per_task` (flattened), replace the block's, and the command line's replace both.
+    """
+    here, own = dict(fixed), dict(axes)
+    given = {name: list(values) for name, values in forced.items()}
+    for name, value in [*per_task.items(), *((n, v if len(v) > 1 else v[0]) for n, v in given.items())]:
+        here.pop(name, None)
+        if isinstance(value, list) and (name not in forced or len(given[name]) > 1):
+            own[name] = value
+        else:
+            own.pop(name, None)
+            here[name] = value
+    for name in ("task", "seed"):
+        here.pop(name, None)
+        own.pop(name, None)
+    return here, own
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a tree: {"update": {"name": "sgd", "lr": 1}} -> {"update": "sgd", "update.lr": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{path}."))
+        else:
+            flat[CHOOSES.get(path, path)] = value
+    return flat
+
+
+def _axes(tree: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
+    """Flatten a tree of axes. Raises UserError for an axis that is no list, or empty."""
+    axes = {}
+    for name, values in flatten(tree).items():
+        if not isinstance(values, list):
+            raise UserError(f"axis {name!r} must be a list", where=where, fix=f"did you mean [{values}]?")
+        if not values:
+            raise UserError(f"axis {name!r} is empty", where=where)
+        axes[name] = values
+    return axes
+
+
+class Resolver:
+    """Settings -> configurations, and the keys of a grid (`space.rank`) that are options of no member.
 
     A key of the grid or the command line is ignored for members without that option (rank, in a full space). It is an
     error if a block sets it for its own member, or if it is an option of no member.
+
+    Args:
+        parts: the parts of configurations as they were read, to share: most trials have most of them in common.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, composer: Composer, parts: dict[tuple[str, str], Any] | None = None) -> None:
+        self.composer = composer
+        self.parts = {} if parts is None else parts
         self._taken: set[str] = set()
         self._ignored: set[str] = set()
 
-    def takes(self, config: Mapping[str, Any], path: str, setting: Setting) -> bool:
+    def resolve(self, setting: Setting) -> TrialConfig:
+        """Return the configuration of a trial; ascending precedence: presets, grid, scale, command line.
+
+        Raises UserError for a key or value that no definition has.
+        """
+        composer = self.composer
+        forced = composer.forced
+        base = composer.trial_part(setting.choices)
+        tree = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
+        given: dict[str, str] = {}
+        for path, value in setting.values.items():
+            if self._takes(tree, path, setting):
+                _set(tree, path, value)
+                given[path] = PLACE if path in forced else setting.where
+        tree["model"] = _model(tree["model"], {path: setting.values[path] for path in given})
+        located = composer.locate(setting.choices)
+
+        def where(key: str) -> str:
+            return given.get(key) or located(key)
+
+        kind, steps = NamedMethod.read(tree["method"], "method", where).kind, tree["train"]["steps"]
+        if "train.steps" in forced and "train.examples" in forced:
+            raise UserError("train.examples gives the steps", where=PLACE, fix="omit train.steps, or train.examples")
+        _scale(
+            tree, composer.run.scale, kind, {*forced, *setting.promise.of_column}
+        )  # a column's values, no scale cuts
+        if "train.steps" in forced or tree["train"]["steps"] != steps:  # the command line's, or the scale's
+            tree["train"]["examples"] = None
+        if tree["split"]["seed"] is None:
+            tree["split"]["seed"] = tree["seed"]
+        if not kind.trains:
+            tree["train"]["steps"] = 0
+        if tree["precision"]["name"] in (OWN, FASTEST):
+            tree["precision"] = _precision(composer, tree, read(Device, tree["device"], "device", where), kind)
+        tree["members"] = [str(folder) for folder in registry.folders()]
+        return _with_batch(self._read(tree, where))
+
+    def _read(self, tree: Mapping[str, Any], where: Locate) -> TrialConfig:
+        """Return the configuration of a tree, equal parts as the same object."""
+        keys = {name: (name, repr(value)) for name, value in tree.items()}
+        config = TrialConfig.read({name: self.parts.get(keys[name], tree[name]) for name in tree}, where)
+        self.parts |= {key: getattr(config, name) for name, key in keys.items()}
+        return config
+
+    def _takes(self, config: Mapping[str, Any], path: str, setting: Setting) -> bool:
         """Return whether a key applies to a configuration. Raises UserError for a block's own key that does not."""
         axis, _, option = path.partition(".")
         if axis not in AXES:
@@ -63,7 +237,7 @@ class Options:
         self._ignored.add(path)
         return False
 
-    def unknown(self, composer: Composer, overrides: Overrides) -> list[str]:
+    def unknown(self, overrides: Overrides) -> list[str]:
         """Return the problems of keys that no block took.
 
         The grid may have keys that only another member of the axis has (with method=mezo, its layers for LoRA). The
@@ -75,111 +249,55 @@ class Options:
             having = {
                 name: {f"{axis}.{f.name}" for f in options(member)} for name, member in registry.members(axis).items()
             }
-            forced, name = path in composer.forced.values, f"{axis}.{option.partition('.')[0]}"
-            where = PLACE if forced else f"grid {composer.run.grid.name}"
+            forced, name = path in self.composer.forced, f"{axis}.{option.partition('.')[0]}"
+            where = PLACE if forced else f"grid {self.composer.run.grid.name}"
             if not any(name in one for one in having.values()):
-                problems.append(str(unknown("key", path, {key for one in having.values() for key in one}, where=where)))
+                problems.append(unknown("key", path, {key for one in having.values() for key in one}, where=where))
             elif forced and not overrides.leaves_out(path):
                 members = " or ".join(f"{axis}={member}" for member, one in having.items() if name in one)
-                problems.append(
-                    str(UserError(f"{path} is an option of no row's {axis}", where=where, fix=f"{members} has it"))
-                )
-        return sorted(problems)
+                what = f"{path} is an option of no row's {axis}"
+                problems.append(UserError(what, where=where, fix=f"{members} has it"))
+        return sorted(map(str, problems))
 
 
-def resolve(composer: Composer, setting: Setting, options: Options, parts: Parts) -> TrialConfig:
-    """Return the configuration of a trial; ascending precedence: presets, grid, scale, command line.
+def _model(model: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model as this machine has it: a folder as a local one, and a hub model as the file that `fetch` left.
 
-    Raises UserError for a key or value that no definition has.
+    Args:
+        given: what the grid and the command line set; with another path or shape it is shown as another model.
     """
-    forced: Collection[str] = composer.forced.values
-    base = composer.trial_part(setting.choices)
-    tree = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
-    given: dict[str, str] = {}
-    for path, value in setting.values.items():
-        if options.takes(tree, path, setting):
-            _set(tree, path, value)
-            given[path] = PLACE if path in forced else setting.where
-    edited = {path for path in given if path.startswith("model.")}  # with another path or shape it is another model
-    if tree["model"]["source"] == ModelSource.HUB and is_folder(tree["model"]["path"]):
-        tree["model"] = {**tree["model"], "source": ModelSource.LOCAL.value}
-        edited -= {"model.path"}  # a caveat names the folder
-    elif tree["model"]["source"] == ModelSource.HUB and not edited:
-        tree["model"] = _as_fetched(tree["model"])
+    edited = {path for path in given if path.startswith("model.")}
+    path = model["path"]
+    if model["source"] == ModelSource.HUB:
+        # No id of the hub begins with /, ~ or a dot, or has two slashes.
+        if isinstance(path, str) and (path.startswith(("/", "~", ".")) or path.count("/") > 1):
+            model = {**model, "source": ModelSource.LOCAL.value}
+            edited -= {"model.path"}  # a caveat names the folder
+        elif not edited and (file := fetched(model)):
+            local: dict[str, Any] = {"source": ModelSource.LOCAL.value, "path": str(file), "revision": None, "arch": {}}
+            model = {**model, **local, "display": model["wheel"]["display"]}
     if edited:
-        said = {
-            "another shape" if path.startswith("model.arch") else f"{path}={setting.values[path]}" for path in edited
-        }
-        tree["model"] = {**tree["model"], "display": f"{tree['model']['display']} ({', '.join(sorted(said))})"}
-    located = composer.locate(setting.choices)
-
-    def where(key: str) -> str:
-        return given.get(key) or located(key)
-
-    kind, steps = NamedMethod.read(tree["method"], "method", where).kind, tree["train"]["steps"]
-    if "train.steps" in forced and "train.examples" in forced:
-        raise UserError("train.examples gives the steps", where=PLACE, fix="omit train.steps, or train.examples")
-    _scale(tree, composer.run.scale, kind, {*forced, *setting.promise.of_column})  # what a column fixes, no scale cuts
-    if "train.steps" in forced or tree["train"]["steps"] != steps:  # the command line's, or the scale's
-        tree["train"]["examples"] = None
-    if tree["split"]["seed"] is None:
-        tree["split"]["seed"] = tree["seed"]
-    if not kind.trains:
-        tree["train"]["steps"] = 0
-    if tree["precision"]["name"] in (OWN, FASTEST):
-        own = {key: value for key, value in tree["precision"].items() if key != "name"}
-        measured = {} if tree["precision"]["name"] == OWN else _fastest(composer, tree, kind)
-        tree["precision"] = {
-            **_own_precision(tree["model"], read(Device, tree["device"], "device", where)),
-            **measured,
-            **own,
-        }
-    tree["members"] = [str(folder) for folder in registry.folders()]
-    return _with_batch(parts.read(tree, where))
+        said = {"another shape" if key.startswith("model.arch") else f"{key}={given[key]}" for key in edited}
+        model = {**model, "display": f"{model['display']} ({', '.join(sorted(said))})"}
+    return model
 
 
-def is_folder(path: object) -> bool:
-    """Return whether a hub model's path is a folder: no id begins with /, ~ or a dot, or has two slashes."""
-    return isinstance(path, str) and (path.startswith(("/", "~", ".")) or path.count("/") > 1)
-
-
-def _as_fetched(model: dict[str, Any]) -> dict[str, Any]:
-    """Return a hub model as the GGUF file that `fetch` left for it, where that is what this machine has of it."""
-    from zo_sweeps.models.identity import fetched
-
-    if (file := fetched(model)) is None:
-        return model
-    local: dict[str, Any] = {"source": ModelSource.LOCAL.value, "path": str(file), "revision": None, "arch": {}}
-    return {**model, **local, "display": model["wheel"]["display"]}
-
-
-def _own_precision(model: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
-    """Return the precision of a model that a trial does not choose: the package's, if it is one.
+def _precision(composer: Composer, tree: Mapping[str, Any], device: Device, kind: Kind) -> dict[str, Any]:
+    """Return the precision that a trial does not name: its package's, the fastest measured here, or the model's own.
 
     A device that sums in fp16 takes the model in fp32 (`Device.sums_in_fp16`).
     """
-    from zo_sweeps.models import package
-
-    source, path = ModelSource(model["source"]), model["path"]
-    stored = package.of(Model(source=source, path=path))
+    own, model = dict(tree["precision"]), tree["model"]
+    chosen = own.pop("name")
+    stored = package.of(Model(source=ModelSource(model["source"]), path=model["path"]))
     if stored is not None:
-        return stored.contents.precision
-    own = Precision.read(model["precision"])
-    return {"name": "fp32" if own.format.bytes < 4 and device.sums_in_fp16 else model["precision"]}
-
-
-def _fastest(composer: Composer, tree: Mapping[str, Any], kind: Kind) -> Mapping[str, Any]:
-    """Return the precision that was measured as the fastest for the trial's device on this machine.
-
-    Nothing for a package, whose codes are fixed, and for a trial without a model.
-    """
-    from zo_sweeps.models import package
-
-    device, model = read(Device, tree["device"], "device"), tree["model"]
-    if device.makes_circuits or package.of(Model(source=ModelSource(model["source"]), path=model["path"])) is not None:
-        return {}
-    eps = difference(kind, tree["estimator"].get("eps"))
-    return {"name": format_times(fastest_on(composer, device)).fastest(eps)}
+        return {**stored.contents.precision, **own}
+    if chosen == FASTEST and not device.makes_circuits:
+        name = format_times(fastest_on(composer, device)).fastest(difference(kind, tree["estimator"].get("eps")))
+    else:
+        half = Precision.read(model["precision"]).format.bytes < 4
+        name = "fp32" if half and device.sums_in_fp16 else model["precision"]
+    return {"name": name, **own}
 
 
 def difference(kind: Kind, eps: object) -> float | None:
@@ -198,21 +316,14 @@ def fastest_on(composer: Composer, device: Device) -> str:
 
 def _scale(tree: dict[str, Any], scale: ScaleConfig, kind: Kind, forced: Collection[str]) -> None:
     """Apply the scale (smoke, short) to keys that neither the command line nor the column sets."""
-    train, split, model = tree["train"], tree["split"], tree["model"]
+    train, model = tree["train"], tree["model"]
     steps = scale.zo if kind.estimates else scale.fo if kind.backpropagates else ScaleSteps()
-    for key, value in asdict(steps).items():
-        if value is not None and f"train.{key}" not in forced:
-            train[key] = value
-    for key, value in asdict(scale.split).items():
-        if value is not None and split[key] is not None and f"split.{key}" not in forced:
-            split[key] = value
-    if (
-        scale.layers is not None
-        and model["source"] == ModelSource.RANDOM
-        and "model.arch.num_hidden_layers" not in forced
-    ):
-        from zo_sweeps.models.families import with_layers
-
+    for part, values in (("train", steps), ("split", scale.split)):
+        for key, value in asdict(values).items():
+            if value is not None and tree[part][key] is not None and f"{part}.{key}" not in forced:
+                tree[part][key] = value
+    random = model["source"] == ModelSource.RANDOM
+    if scale.layers is not None and random and "model.arch.num_hidden_layers" not in forced:
         model["arch"] = with_layers(model["arch"], scale.layers)
     if scale.max_length is not None and "train.max_length" not in forced and isinstance(train["max_length"], int):
         train["max_length"] = min(train["max_length"], scale.max_length)
@@ -259,10 +370,11 @@ def add(runs: dict[tuple[str, str], Ran], block: str, setting: Setting, config: 
     runs.setdefault((block, column), Ran(setting.promise)).configs.append(config)
 
 
-def as_written(composer: Composer, parts: Parts) -> tuple[GridConfig, Runs]:
+def as_written(composer: Composer, parts: dict[tuple[str, str], Any] | None = None) -> tuple[GridConfig, Runs]:
     """Return the composer's grid without any override of trials, and its cells; none if the command line has none.
 
-    The first seed stands for all. A block that only an override makes valid has no cells. Resolved once per composer.
+    The first seed stands for all; `parts` as of `Resolver`. A block that only an override makes valid has no cells.
+    Resolved once per composer.
     """
     runs: dict[tuple[str, str], Ran] = {}
     if not composer.command_line.changes_trials:
@@ -271,11 +383,11 @@ def as_written(composer: Composer, parts: Parts) -> tuple[GridConfig, Runs]:
     if written in _resolved:
         return _resolved[written]
     grid = replace(written.run.grid, seeds=written.run.grid.seeds[:1])
-    options = Options()
-    for name, block in grid.blocks.items():
+    resolver = Resolver(written, parts)
+    for name in grid.blocks:
         try:
-            for setting in expand(written, grid, name, block, Overrides(written)):
-                add(runs, name, setting, resolve(written, setting, options, parts))
+            for setting in expand(grid, name, Overrides(written)):
+                add(runs, name, setting, resolver.resolve(setting))
         except UserError:
             continue
     _resolved[written] = written.run.grid, runs

@@ -15,10 +15,9 @@ from zo_sweeps.core.caveats import OTHER_CODE
 from zo_sweeps.core.errors import UserError, require_known, unknown
 from zo_sweeps.core.place import Place, places
 from zo_sweeps.core.trial import ENERGY, SECONDS_TO_TARGET, TO_TARGET, Outcome, Trial, TrialState
-from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.metric import Metric, as_mapping
 from zo_sweeps.methods.task import Task
-from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods.trial_config import TrialConfig, code_of
 from zo_sweeps.plan.as_written import altered, beside_written, extents
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import JournalStore

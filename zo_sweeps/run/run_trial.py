@@ -16,8 +16,7 @@ from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.devices.peak_memory import MemoryMeter, is_out_of_memory, set_aside
 from zo_sweeps.engine.peers import Follower
 from zo_sweeps.engine.types import DivergedError
-from zo_sweeps.methods.code import code_of
-from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods.trial_config import TrialConfig, code_of
 from zo_sweeps.run import workbench
 from zo_sweeps.run.recorder import Nowhere, Recorder
 from zo_sweeps.run.runner import PausedError, StoppedError, runner_of

@@ -213,7 +213,7 @@ class TimedGeneration(Runner):
         try:
             if isinstance(space, Sparse) and space.apart:
                 space.use_sparse_matmul()
-            prompt = self.bench.model.prompt(kind.prompt)
+            prompt = self.bench.model.prompt(kind.text)
             for i in range(1 + GENERATION_ROUNDS):
                 began = time.perf_counter()
                 self._generate(prompt)
@@ -225,16 +225,16 @@ class TimedGeneration(Runner):
             self.record_parts(at_peak(self.bench, space, lambda _: self._generate(prompt)))
         finally:
             space.uninstall()
-        self.recorder.emit(Generated(tokens=kind.generated, seconds=tuple(seconds)))
+        self.recorder.emit(Generated(tokens=kind.new_tokens, seconds=tuple(seconds)))
         measured = self.recorder.measured
-        measured["seconds_per_token"] = statistics.median(seconds) / kind.generated
+        measured["seconds_per_token"] = statistics.median(seconds) / kind.new_tokens
         measured["trainable_parameters"] = float(sum(p.numel() for p in space.params.values()))
 
     def _generate(self, prompt: Sequence[int]) -> None:
         with counted_as(Part.ACTIVATIONS):
             kind = self.config.method.kind
-            choose = None if kind.nucleus is None else partial(drawn_alone, kind.nucleus, self.config.seed)
-            self.bench.model.generate_exactly(prompt, kind.generated, choose)
+            choose = None if kind.top_p is None else partial(drawn_alone, kind.top_p, self.config.seed)
+            self.bench.model.generate_exactly(prompt, kind.new_tokens, choose)
 
 
 def nucleus_token(logits: Tensor, top_p: float, u: Tensor) -> Tensor:

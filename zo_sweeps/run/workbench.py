@@ -116,7 +116,7 @@ def _drop() -> None:
 def examples(config: TrialConfig, model: CausalModel) -> EncodedSplits:
     """Return the trial's splits, encoded or from the cache."""
     length = min(config.train.max_length, model.max_positions - config.space.positions)
-    shown = config.method.kind.shown
+    shown = config.method.kind.demonstrations
     parts = [write(part) for part in (config.task, config.prompt, config.split, config.data, config.model)]
     key = fingerprint([*parts, length, shown and [shown, config.seed]])
     if key not in _encoded:

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import TRIAL_GROUPS
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.package import Package
 from zo_sweeps.plan.availability import Places
-from zo_sweeps.plan.expand import Setting
 from zo_sweeps.plan.overrides import Overrides
-from zo_sweeps.plan.resolve import Options, Parts, resolve
+from zo_sweeps.plan.resolve import Resolver, Setting
 from zo_sweeps.run import packages, workbench
 from zo_sweeps.session.export import new_or_empty
 
@@ -30,13 +30,14 @@ def single(composer: Composer, made: str, of: str) -> TrialConfig:
     """
     if composer.command_line.grid:
         raise UserError(f"{made} is of one {of}, not of a grid", fix="leave +grid out")
-    choices, values = composer.forced.choices, composer.forced.values
-    if several := next((key for key, given in {**choices, **values}.items() if len(given) > 1), ""):
+    if several := next((key for key, given in composer.forced.items() if len(given) > 1), ""):
         raise UserError(f"{several} has several values", fix=f"{made} takes one of each")
-    single = Setting({key: given[0] for key, given in choices.items()}, {k: v[0] for k, v in values.items()}, {})
-    options = Options()
-    config = resolve(composer, single, options, Parts())
-    if wrong := options.unknown(composer, Overrides(composer)):
+    one = {key: given[0] for key, given in composer.forced.items()}
+    choices = {key: value for key, value in one.items() if key in TRIAL_GROUPS}
+    single = Setting(choices, {key: value for key, value in one.items() if key not in choices}, {})
+    resolver = Resolver(composer)
+    config = resolver.resolve(single)
+    if wrong := resolver.unknown(Overrides(composer)):
         raise UserError(wrong[0])
     return config
 

@@ -28,7 +28,7 @@ from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts, texts_of
 from zo_sweeps.models.identity import fingerprint_model
 from zo_sweeps.plan.build import Plan, warm_key
-from zo_sweeps.plan.expand import flatten
+from zo_sweeps.plan.resolve import flatten
 from zo_sweeps.record.archive import Archive
 from zo_sweeps.record.journal import outcome, tested
 from zo_sweeps.results.exchange import Shared, differences, same_json, unpack

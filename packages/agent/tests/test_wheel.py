@@ -19,8 +19,7 @@ from tests.run.common import make, measured, run
 from zo_sweeps import __version__
 from zo_sweeps.core.events import read_event
 from zo_sweeps.core.trial import Outcome
-from zo_sweeps.methods.code import code_of
-from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods.trial_config import TrialConfig, code_of
 from zo_sweeps_agent.lease_files import lease_files
 
 pytestmark = pytest.mark.multiprocess
@@ -35,7 +34,7 @@ LEAD_ON = {
 RUN = """
 import json, sys
 from zo_sweeps.core.events import write_event
-from zo_sweeps.methods.code import code_of
+from zo_sweeps.methods.trial_config import code_of
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps_agent.agent import commands, trials
 

@@ -28,10 +28,10 @@ from zo_sweeps.core.fingerprint import file_digests, fingerprint
 from zo_sweeps.core.light_client import LOG, log_of, text_of
 from zo_sweeps.devices.probe import EDGE
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.code import common_files
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.precision import Precision
+from zo_sweeps.methods.trial_config import common_files
 from zo_sweeps_agent import known_answers
 from zo_sweeps_agent.protocol import KnownBundle, KnownPrograms
 from zo_sweeps_edge.runtime import outside

@@ -11,8 +11,7 @@ from tests.results.test_reclaim import write
 from tests.run.common import make
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.events import read_event
-from zo_sweeps.methods.code import code_of
-from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods.trial_config import TrialConfig, code_of
 from zo_sweeps.run.run_trial import set_up
 from zo_sweeps_edge import in_program
 from zo_sweeps_edge.program import Program

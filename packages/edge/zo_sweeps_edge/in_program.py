@@ -17,10 +17,9 @@ from zo_sweeps.core.memory_parts import MEMORY
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import Peers
-from zo_sweeps.methods.code import code_of
 from zo_sweeps.methods.definition import identity, write
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods.trial_config import TrialConfig, code_of
 from zo_sweeps.run.runner import OF_AN_ENGINE, Work
 from zo_sweeps.run.training import ZerothOrderRunner
 from zo_sweeps.run.workbench import Workbench

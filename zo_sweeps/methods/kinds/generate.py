@@ -33,15 +33,3 @@ class Generate(Kind):
         super().__post_init__()
         if not self.text:
             raise UserError("method kind 'generate' has no text to continue", fix="set method.text")
-
-    @property
-    def prompt(self) -> str:
-        return self.text
-
-    @property
-    def nucleus(self) -> float | None:
-        return self.top_p
-
-    @property
-    def generated(self) -> int:
-        return self.new_tokens

@@ -18,7 +18,3 @@ class ICL(Kind):
     parts: ClassVar[tuple[str, ...]] = ("seed",)
 
     demonstrations: int = option(32, "solved examples before the prompt; fewer if they do not fit", least=1)
-
-    @property
-    def shown(self) -> int:
-        return self.demonstrations
