@@ -20,13 +20,12 @@ from tests.results.common import composed, fill
 from zo_sweeps.cli import machine
 from zo_sweeps.cli import status as watching
 from zo_sweeps.cli.browse import show_comparison, show_papers
-from zo_sweeps.cli.lines import wrapped
 from zo_sweeps.cli.machine import Stages
 from zo_sweeps.cli.main import commands as every_command
 from zo_sweeps.cli.main import main
 from zo_sweeps.cli.plan import show_plan
 from zo_sweeps.cli.status import show_status, show_trial
-from zo_sweeps.cli.text import UNLIMITED, console, grouped, listing, some
+from zo_sweeps.cli.text import UNLIMITED, console, grouped, listing, some, wrapped
 from zo_sweeps.core.document import key, keys, plain
 from zo_sweeps.core.units import BYTES, bytes_text, metric_text, seconds_text, unit_for
 from zo_sweeps.plan.build import Plan

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-
-from zo_sweeps.cli.lines import INDENT, wrapped
 from zo_sweeps.core.units import visible
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INDENT = "  "
 UNLIMITED = 100_000  # columns of a file or a pipe
 GAP = "  "
 NARROW = 10  # columns to which a text may be narrowed, or to its longest word
@@ -20,11 +23,39 @@ SOME = 4  # names in a sentence
 NO_NUMBER = ("", "·", "–", "?")  # printed in a column of numbers where there is none
 
 
+def wrapped(line: str, width: int, hanging: str = INDENT) -> str:
+    """Return a line broken between words to fit `width`; `hanging` follows its own indentation in the other lines."""
+    if len(line) <= width:
+        return line
+    start = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line.strip(),
+        width,
+        initial_indent=start,
+        subsequent_indent=start + hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def columns_kept(text: str, width: int) -> str:
+    """Return lines of the form "  name   text", each wrapped below the beginning of its text."""
+    lines = []
+    for line in text.splitlines():
+        name = re.match(r" *\S.*? {2,}(?=\S)", line)
+        body = len(line) - len(line.lstrip())
+        hanging = " " * (name.end() - body) if name and name.end() < width / 2 else INDENT
+        lines.append(wrapped(line, width, hanging))
+    return "\n".join(lines)
+
+
 def console(file: TextIO | None = None) -> Console:
     """Return a console for what a command prints: as wide as COLUMNS says, or else as the terminal.
 
     A file or a pipe has room for every line.
     """
+    from rich.console import Console  # here: boards and `--help` do without
+
     made = Console(file=file, highlight=False, emoji=False)
     if not made.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         made.width = UNLIMITED

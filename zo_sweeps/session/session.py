@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
@@ -67,23 +67,13 @@ class Result:
         return bool(ended) and ended <= {TrialState.DIVERGED, TrialState.OUT_OF_MEMORY}
 
 
-class ProgressDisplay(Protocol):
-    """The display while trials run."""
-
-    def update(self, snapshot: Snapshot) -> None:
-        """Show the progress of the sweep."""
-
-    def say(self, text: str) -> None:
-        """Show a line."""
-
-
 class View:
     """The display of a sweep. This base class shows nothing; the command line's prints."""
 
     def say(self, text: str) -> None:
         """Show a line."""
 
-    def progress(self) -> contextlib.AbstractContextManager[ProgressDisplay]:
+    def progress(self) -> contextlib.AbstractContextManager[View]:
         """Return the display from the first trial to the last."""
         return contextlib.nullcontext(self)
 
