@@ -22,8 +22,7 @@ from zo_sweeps.cli import status as watching
 from zo_sweeps.cli.browse import show_comparison, show_papers
 from zo_sweeps.cli.main import commands as every_command
 from zo_sweeps.cli.main import main
-from zo_sweeps.cli.plan import show_plan
-from zo_sweeps.cli.status import show_status, show_trial
+from zo_sweeps.cli.status import show_plan, show_status, show_trial
 from zo_sweeps.cli.text import UNLIMITED, console, grouped, listing, some, wrapped
 from zo_sweeps.core.document import key, keys, plain
 from zo_sweeps.core.units import BYTES, bytes_text, metric_text, seconds_text, unit_for

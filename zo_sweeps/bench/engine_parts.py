@@ -61,11 +61,6 @@ def llama_58m() -> CausalModel:
     return load(Model(source=ModelSource.RANDOM, arch=LLAMA_58M), torch.float32, torch.device("cpu"))
 
 
-def demo() -> CausalModel:
-    """Load the demo model, fp32, on the CPU."""
-    return load(Model(), torch.float32, torch.device("cpu"))
-
-
 def examples(lengths: Sequence[int], options: int, vocabulary: int = VOCABULARY) -> list[EncodedExample]:
     """Return one example per prompt length in tokens, each with `options` answers of one token."""
     draw = random.Random(0)
@@ -100,27 +95,24 @@ class BenchSteps:
     def method(self) -> Method:
         return Method(RGE(self.q, 1e-3), self.noise, SGD(), self.mode).bind(self.space.params)
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.module.parameters()).device
-
     def forward(self, copies: int) -> Tensor:
         """Return f at `copies` points: the forward of a step alone."""
         gold_only = len(self.examples[0].candidates) == 1
-        batch = collate(self.examples, 0, gold_only=gold_only).to(self.device)
+        device = next(self.model.module.parameters()).device
+        batch = collate(self.examples, 0, gold_only=gold_only).to(device)
         loss = losses.tokens if gold_only else losses.candidates
         return loss(losses.token_logprobs(self.model, batch, copies=copies), batch)
 
-    def one(self) -> Callable[[], None]:
+    def bare(self, copies: int) -> Callable[[], Tensor]:
+        """Return a function that takes the forward alone, in inference mode."""
+        return torch.inference_mode()(partial(self.forward, copies))
+
+    def one(self) -> Callable[[], object]:
         """Return a function whose every call takes the next step."""
         numbers, method = count(1), self.method
 
-        def run() -> None:
-            step(
-                method, self.model.module, self.space, self.forward, RunState(), seed=0, step=next(numbers), lr=self.lr
-            )
-
-        return run
+        run = partial(step, method, self.model.module, self.space, self.forward, seed=0, lr=self.lr)
+        return lambda: run(RunState(), step=next(numbers))
 
 
 @torch.inference_mode()
@@ -170,10 +162,6 @@ def noise_rows(rounds: int) -> Iterator[RatioRow]:
     here = torch.get_num_threads()
     seconds: dict[str, float] = {}
     compiled = noise.is_compiled()
-
-    def compiled_fill() -> None:
-        noise.combine([(key, 1.0)], "w", out.shape, out=out)
-
     try:
         for threads in dict.fromkeys((1, here)):
             torch.set_num_threads(threads)
@@ -182,9 +170,8 @@ def noise_rows(rounds: int) -> Iterator[RatioRow]:
                 "expression": partial(noise.expression, out, key, "w"),
             }
             if compiled:
-                functions["compiled"] = compiled_fill
-            for name, value in interleaved(functions, rounds).items():
-                seconds[f"{name}/{threads}"] = value
+                functions["compiled"] = lambda: noise.combine([(key, 1.0)], "w", out.shape, out=out)
+            seconds |= {f"{name}/{threads}": value for name, value in interleaved(functions, rounds).items()}
     finally:
         torch.set_num_threads(here)
     detail = {f"{name} threads, ns": round(value / ELEMENTS * 1e9, 3) for name, value in seconds.items()}
@@ -223,23 +210,13 @@ def step_rows(rounds: int) -> Iterator[RatioRow]:
 def _full(model: CausalModel, batch: int, options: int, goals: tuple[float, float], rounds: int) -> RatioRow:
     data = examples([TOKENS] * batch, options)
     steps = BenchSteps(model, FullModel(model.module), data)
-    numbers = count(1)
-
-    def two_forwards() -> None:
-        with torch.inference_mode():
-            steps.forward(1)
-            steps.forward(1)
-
+    numbers, forward = count(1), steps.bare(1)
     plain = lambda: mezo_step(model, data, next(numbers))
+    two_forwards = lambda: (forward(), forward())
     seconds = interleaved({"mezo": plain, "ours": steps.one(), "two forwards": two_forwards}, rounds)
-    return RatioRow(
-        f"full-parameter step, 58 M, B={batch} T={TOKENS}, {options} option(s), against plain MeZO",
-        seconds["mezo"] / seconds["ours"],
-        "x",
-        *goals,
-        f"two forwards: {seconds['mezo'] / seconds['two forwards']:.1f}x",
-        seconds,
-    )
+    name = f"full-parameter step, 58 M, B={batch} T={TOKENS}, {options} option(s), against plain MeZO"
+    limit = f"two forwards: {seconds['mezo'] / seconds['two forwards']:.1f}x"
+    return RatioRow(name, seconds["mezo"] / seconds["ours"], "x", *goals, limit, seconds)
 
 
 def _rank_one(model: CausalModel, q: int, batch: int, rounds: int) -> Iterator[RatioRow]:
@@ -253,7 +230,7 @@ def _rank_one(model: CausalModel, q: int, batch: int, rounds: int) -> Iterator[R
                 weight.add_(0.0)
 
     compared: dict[str, Callable[[], object]] = {
-        "bare forward": torch.inference_mode()(partial(ours.forward, 2 * q)),
+        "bare forward": ours.bare(2 * q),
         "ours": ours.one(),
         "pass over the weights": one_pass,
     }
@@ -264,15 +241,8 @@ def _rank_one(model: CausalModel, q: int, batch: int, rounds: int) -> Iterator[R
     least = bare + seconds["pass over the weights"]
     name = f"full-parameter step of rank 1, 58 M, all points in one forward, q={q} B={batch} T={TOKENS}"
     limit = "the forward, and one pass over the weights"
-    yield RatioRow(
-        f"{name}, against a bare forward of its rows",
-        seconds["ours"] / bare,
-        "of",
-        1.5,
-        1.1,
-        f"{least / bare:.2f}: {limit}",
-        seconds,
-    )
+    cost, against = seconds["ours"] / bare, f"{name}, against a bare forward of its rows"
+    yield RatioRow(against, cost, "of", 1.5, 1.1, f"{least / bare:.2f}: {limit}", seconds)
     if q == batch == 1:
         ratio, most = seconds["mezo"] / seconds["ours"], seconds["mezo"] / least
         yield RatioRow(f"{name}, against plain MeZO", ratio, "x", 10.0, 25.0, f"{most:.1f}x: {limit}", seconds)
@@ -283,36 +253,22 @@ def _lora_fa(model: CausalModel, rounds: int) -> RatioRow:
     bare = BenchSteps(model, FullModel(model.module), examples([TOKENS] * batch, 2))
     adapted = llama_58m()
     ours = BenchSteps(adapted, with_lora_fa(adapted, rank, rank), bare.examples, q=q, mode=Mode.BOTH, lr=1e-4)
-    forward = torch.inference_mode()(partial(bare.forward, 2 * q))
-    with_adapters = torch.inference_mode()(partial(ours.forward, 2 * q))
-    seconds = interleaved({"bare forward": forward, "with adapters": with_adapters, "ours": ours.one()}, rounds)
-    return RatioRow(
-        f"LoRA-FA step, both loops, q={q} B={batch} T={TOKENS} r={rank}, against a bare forward of its rows",
-        seconds["ours"] / seconds["bare forward"],
-        "of",
-        1.15,
-        1.05,
-        "1.00",
-        seconds,
-    )
+    compared = {"bare forward": bare.bare(2 * q), "with adapters": ours.bare(2 * q), "ours": ours.one()}
+    seconds = interleaved(compared, rounds)
+    name = f"LoRA-FA step, both loops, q={q} B={batch} T={TOKENS} r={rank}, against a bare forward of its rows"
+    return RatioRow(name, seconds["ours"] / seconds["bare forward"], "of", 1.15, 1.05, "1.00", seconds)
 
 
 def _sentences(rounds: int, q: int = 4, rank: int = 16) -> RatioRow:
     """Time the demo model on sentences against a plain loop's forward of its rows, padded to the longest."""
-    bare, adapted = demo(), demo()
+    bare, adapted = (load(Model(), torch.float32, torch.device("cpu")) for _ in range(2))
     texts = examples(SENTENCES, 2, bare.arch.vocabulary)
     ours = BenchSteps(adapted, with_lora_fa(adapted, rank, 2 * rank), texts, q=q, mode=Mode.BOTH, lr=1e-4)
     padded = torch.randint(1, bare.arch.vocabulary, (2 * q * len(SENTENCES), max(SENTENCES)))
     seconds = interleaved({"padded": torch.inference_mode()(partial(bare.hidden, padded)), "ours": ours.one()}, rounds)
-    return RatioRow(
-        f"LoRA-FA step, demo model, q={q} B={len(SENTENCES)} T={SENTENCES} r={rank}, against a padded bare forward",
-        seconds["ours"] / seconds["padded"],
-        "of",
-        1.0,
-        0.7,
-        f"{sum(SENTENCES) / len(SENTENCES) / max(SENTENCES):.2f}: its tokens",
-        seconds,
-    )
+    name = f"LoRA-FA step, demo model, q={q} B={len(SENTENCES)} T={SENTENCES} r={rank}, against a padded bare forward"
+    limit = f"{sum(SENTENCES) / len(SENTENCES) / max(SENTENCES):.2f}: its tokens"
+    return RatioRow(name, seconds["ours"] / seconds["padded"], "of", 1.0, 0.7, limit, seconds)
 
 
 def memory_rows(rounds: int) -> Iterator[RatioRow]:
@@ -320,7 +276,7 @@ def memory_rows(rounds: int) -> Iterator[RatioRow]:
     model = llama_58m()
     data = examples([64] * 16, 2)
     space = FullModel(model.module)
-    inference = _peak(torch.inference_mode()(lambda: BenchSteps(model, space, data).forward(1)), rounds)
+    inference = _peak(BenchSteps(model, space, data).bare(1), rounds)
     causal: Any = model.module
     layer = sum(param.numel() for param in causal.model.layers[0].parameters()) * 4 / MIB
     logits = len(data) * model.arch.vocabulary * 4 / MIB
@@ -349,18 +305,8 @@ def replay_rows(rounds: int) -> Iterator[RatioRow]:
     space = with_lora_fa(model, 16, 16)
     steps = BenchSteps(model, space, examples([64] * 2, 2), q=Q, mode=Mode.BOTH, lr=1e-6)
     log = [[0.1] * Q] * REPLAYED
-    functions = {
-        "one step": steps.one(),
-        "replay": lambda: replay(steps.method, space.params, log, Constant().over(1e-6, REPLAYED), seed=0),
-    }
-    seconds = interleaved(functions, rounds)
+    again = lambda: replay(steps.method, space.params, log, Constant().over(1e-6, REPLAYED), seed=0)
+    seconds = interleaved({"one step": steps.one(), "replay": again}, rounds)
     detail = {**seconds, "steps": REPLAYED, "running them": "one step, minimum, times the number of steps"}
-    yield RatioRow(
-        f"replay of {REPLAYED} LoRA-FA steps (q={Q}) against running them",
-        seconds["one step"] * REPLAYED / seconds["replay"],
-        "x",
-        20,
-        100,
-        "noise alone",
-        detail,
-    )
+    name = f"replay of {REPLAYED} LoRA-FA steps (q={Q}) against running them"
+    yield RatioRow(name, seconds["one step"] * REPLAYED / seconds["replay"], "x", 20, 100, "noise alone", detail)

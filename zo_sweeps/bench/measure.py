@@ -59,8 +59,13 @@ def host() -> dict[str, Any]:
     import torch
 
     from zo_sweeps.core.host import processor
+    from zo_sweeps.devices.kernels import DRIVER
     from zo_sweeps.engine import noise
 
+    gpu = {}
+    if torch.cuda.is_available():
+        version = re.search(r"\d+(\.\d+)+", DRIVER.read_text(errors="replace") if DRIVER.is_file() else "")
+        gpu = {"gpu": torch.cuda.get_device_name(), "driver": version.group() if version else ""}
     return {
         "processor": processor(),
         "threads": torch.get_num_threads(),
@@ -68,20 +73,8 @@ def host() -> dict[str, Any]:
         "python": platform.python_version(),
         "compiled_noise": noise.is_compiled(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
-        **_gpu(),
+        **gpu,
     }
-
-
-def _gpu() -> dict[str, str]:
-    """Return the name of the first GPU that torch sees, and its driver's version; {} without a GPU."""
-    import torch
-
-    from zo_sweeps.devices.kernels import DRIVER
-
-    if not torch.cuda.is_available():
-        return {}
-    version = re.search(r"\d+(\.\d+)+", DRIVER.read_text(errors="replace") if DRIVER.is_file() else "")
-    return {"gpu": torch.cuda.get_device_name(), "driver": version.group() if version else ""}
 
 
 def run(part: str, rounds: int) -> list[RatioRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from os.path import expanduser
 from pathlib import Path
 
@@ -21,13 +22,11 @@ from zo_sweeps.fleet.inventory import HEADERS, ListedDevice, Machine, capabiliti
 from zo_sweeps.methods import registry
 from zo_sweeps.schedule.cluster import token_for_joining
 
+_say = partial(print, flush=True)
+
 
 def _parser(command: str, description: str | None) -> Parser:
     return Parser(prog=f"python -m zo_sweeps {command}", description=description)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 def head(given: Sequence[str]) -> int:

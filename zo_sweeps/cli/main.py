@@ -17,7 +17,7 @@ from zo_sweeps.methods import registry
 
 COMMANDS = {  # command -> module:function; each is loaded when it is called
     "run": "run:run",
-    "plan": "plan:plan",
+    "plan": "status:plan",
     "status": "status:status",
     "table": "browse:table",
     "figure": "browse:figure",

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from zo_sweeps.cli.browse import table_width
 from zo_sweeps.cli.parser import compose, grid_parser, parse
-from zo_sweeps.cli.plan import show_summary
+from zo_sweeps.cli.status import show_summary
 from zo_sweeps.cli.text import console, counted, say
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import die_with_parent

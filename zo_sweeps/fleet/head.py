@@ -85,9 +85,8 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
     folder = _folder(state_dir)
     with _alone(folder, say):
         if head := running(folder / "head.json"):
-            raise UserError(
-                f"a head is already running (pid {head['pid']}, {head['address']})", fix="zo-sweeps head stop"
-            )
+            what = f"a head is already running (pid {head['pid']}, {head['address']})"
+            raise UserError(what, fix="zo-sweeps head stop")
         _await_the_end_of_the_last(folder, say)
         token = token_for_head(options.token_file, state_dir)
         if bool(options.certificate) != bool(options.key):
@@ -115,7 +114,7 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
         )
     try:
         _wait(state_dir, process, say)
-    except BaseException:
+    except BaseException:  # Ctrl-C too
         stop(state_dir)
         raise
     announce(state_dir, say)
@@ -150,7 +149,7 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
         return Keeper(
             say,
             address=state["address"],
-            token=Path(options.token_file),
+            token=Path(state["token_file"]),
             identity=state["identity"],
             arguments=ray_arguments(options),
             labels=labels(None, state["identity"]),
@@ -357,10 +356,9 @@ def _must_be_free(port: int) -> None:
         try:
             probe.bind(("", port))
         except (OSError, OverflowError) as error:
-            raise UserError(
-                f"port {port} cannot be used: {getattr(error, 'strerror', error)}",
-                fix="choose another with --port, --mlflow-port, --dashboard-port or --gateway-port",
-            ) from None
+            what = f"port {port} cannot be used: {getattr(error, 'strerror', error)}"
+            fix = "choose another with --port, --mlflow-port, --dashboard-port or --gateway-port"
+            raise UserError(what, fix=fix) from None
 
 
 if __name__ == "__main__":

@@ -78,10 +78,8 @@ def join(state_dir: Path, options: WorkerOptions, device: Device, say: Callable[
     """
     folder, address = _folder(state_dir), options.address
     if worker := running(folder / "worker.json"):
-        raise UserError(
-            f"a worker is already running (pid {worker['pid']}, joined to {worker['address']})",
-            fix="zo-sweeps worker leave",
-        )
+        what = f"a worker is already running (pid {worker['pid']}, joined to {worker['address']})"
+        raise UserError(what, fix="zo-sweeps worker leave")
     if options.ports:
         port_range(options.ports)
     token = cluster.token_for_joining(options.token_file, folder)
