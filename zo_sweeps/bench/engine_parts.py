@@ -95,11 +95,14 @@ class BenchSteps:
     def method(self) -> Method:
         return Method(RGE(self.q, 1e-3), self.noise, SGD(), self.mode).bind(self.space.params)
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.module.parameters()).device
+
     def forward(self, copies: int) -> Tensor:
         """Return f at `copies` points: the forward of a step alone."""
         gold_only = len(self.examples[0].candidates) == 1
-        device = next(self.model.module.parameters()).device
-        batch = collate(self.examples, 0, gold_only=gold_only).to(device)
+        batch = collate(self.examples, 0, gold_only=gold_only).to(self.device)
         loss = losses.tokens if gold_only else losses.candidates
         return loss(losses.token_logprobs(self.model, batch, copies=copies), batch)
 

@@ -32,29 +32,27 @@ def _parser(command: str, description: str | None) -> Parser:
 def head(given: Sequence[str]) -> int:
     """Start, stop or inspect a Ray head with its MLflow server and gateway, or print a code for a board to register."""
     parser = _parser("head", head.__doc__)
-    parser.add_argument("action", choices=("start", "stop", "status", "code"))
-    text = "state folder; default: zo_runs"
-    parser.add_argument("--state-dir", type=Path, default=Path("zo_runs"), metavar="FOLDER", help=text)
+    add = parser.add_argument
+    add("action", choices=("start", "stop", "status", "code"))
+    add("--state-dir", type=Path, default=Path("zo_runs"), metavar="FOLDER", help="state folder; default: zo_runs")
     text = "address that nodes and browsers use; beyond loopback, MLflow asks for a password; default: 127.0.0.1"
-    parser.add_argument("--host", default="127.0.0.1", help=text)
-    parser.add_argument("--port", type=int, default=6379, help="port of the Ray head; default: 6379")
-    parser.add_argument("--mlflow-port", type=int, default=5000, help="port of MLflow; default: 5000")
-    text = "of Ray's dashboard; default: 8265; 0: none"
-    parser.add_argument("--dashboard-port", type=int, default=8265, help=text)
+    add("--host", default="127.0.0.1", help=text)
+    add("--port", type=int, default=6379, help="port of the Ray head; default: 6379")
+    add("--mlflow-port", type=int, default=5000, help="port of MLflow; default: 5000")
+    add("--dashboard-port", type=int, default=8265, help="of Ray's dashboard; default: 8265; 0: none")
     text = "port of the gateway, which agents dial; 0: none; default: 7443 with zo-sweeps[agents]"
     with_agents = gateway.PORT if "gateway" in registry.offered("part") else 0
-    parser.add_argument("--gateway-port", type=int, default=with_agents, help=text)
+    add("--gateway-port", type=int, default=with_agents, help=text)
     text = "time that an agent may be silent before its trial runs elsewhere; default: 60"
-    parser.add_argument("--lease", type=float, default=gateway.LEASE_MINUTES, metavar="MINUTES", help=text)
+    add("--lease", type=float, default=gateway.LEASE_MINUTES, metavar="MINUTES", help=text)
     text = "leave Ray's connections unencrypted beyond loopback, where whoever listens then reads the token"
-    parser.add_argument("--no-tls", action="store_false", dest="tls", help=text)
+    add("--no-tls", action="store_false", dest="tls", help=text)
     text = "the gateway's certificate chain and its key; default: one of its own, which the code names"
-    parser.add_argument("--certificate", type=expanduser, metavar="FILE", help=text)
-    parser.add_argument("--key", type=expanduser, metavar="FILE", help="see --certificate")
-    text = "code: how long it can be used; default: 15"
-    parser.add_argument("--minutes", type=float, default=gateway.CODE_MINUTES, help=text)
+    add("--certificate", type=expanduser, metavar="FILE", help=text)
+    add("--key", type=expanduser, metavar="FILE", help="see --certificate")
+    add("--minutes", type=float, default=gateway.CODE_MINUTES, help="code: how long it can be used; default: 15")
     _lending(parser)
-    parser.add_argument("--block", action="store_true", help="stay in the foreground (systemd, containers)")
+    add("--block", action="store_true", help="stay in the foreground (systemd, containers)")
     options = parser.parse_args(given, heads.HeadOptions())
     if options.action == "stop":
         _say("stopped" if heads.stop(options.state_dir) else f"nothing runs from {options.state_dir}")
@@ -80,23 +78,20 @@ def _lending(parser: Parser) -> None:
 def worker(given: Sequence[str]) -> int:
     """Join this machine to a cluster as a node and stay joined, or leave: worker join|leave|(un)install-service."""
     parser = _parser("worker", worker.__doc__)
-    parser.add_argument("action", choices=("join", "leave", "install-service", "uninstall-service"))
-    parser.add_argument("address", nargs="?", metavar="HOST:PORT", help="address of the head (join, install-service)")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="device profile; default: detected")
+    add = parser.add_argument
+    add("action", choices=("join", "leave", "install-service", "uninstall-service"))
+    add("address", nargs="?", metavar="HOST:PORT", help="address of the head (join, install-service)")
+    add("--device", default="auto", metavar="NAME", help="device profile; default: detected")
     _lending(parser)
-    text = "memory to lend to trials; default: the profile's"
-    parser.add_argument("--memory", type=float, metavar="GB", dest="memory_gb", help=text)
-    parser.add_argument("--name", default="", help="name of the node; default: the host's")
+    add("--memory", type=float, metavar="GB", dest="memory_gb", help="memory to lend to trials; default: the profile's")
+    add("--name", default="", help="name of the node; default: the host's")
     text = "grace period for trials to stop when the node leaves; default: 120"
-    parser.add_argument("--grace", type=float, default=120.0, metavar="SECONDS", help=text)
-    text = "state folder; default: ~/.zo_sweeps"
-    parser.add_argument("--state-dir", type=Path, default=workers.HOME, metavar="FOLDER", help=text)
-    text = "folder with device profiles of your own"
-    parser.add_argument("--config-dir", action="append", default=[], metavar="FOLDER", help=text)
-    text = "install-service: print the unit, install nothing"
-    parser.add_argument("--print", action="store_true", dest="only_print", help=text)
+    add("--grace", type=float, default=120.0, metavar="SECONDS", help=text)
+    add("--state-dir", type=Path, default=workers.HOME, metavar="FOLDER", help="state folder; default: ~/.zo_sweeps")
+    add("--config-dir", action="append", default=[], metavar="FOLDER", help="folder with device profiles of your own")
+    add("--print", action="store_true", dest="only_print", help="install-service: print the unit, install nothing")
     text = "(un)install-service: for this user instead of the system, where it has an account of its own"
-    parser.add_argument("--user", action="store_true", help=text)
+    add("--user", action="store_true", help=text)
     options = parser.parse_intermixed_args(given, workers.WorkerOptions())
     system = not options.user
     if options.action == "leave":

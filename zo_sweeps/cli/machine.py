@@ -174,7 +174,8 @@ def bench(given: Sequence[str]) -> int:
     if options.part == "compare":
         if len(options.files) != 2:
             raise UserError(f"{len(options.files)} files to compare", fix="bench compare A.json B.json")
-        return _compare(*map(Path, options.files), console())
+        one, other = map(Path, options.files)
+        return _compare(one, other, console())
     if options.files:
         raise UserError(f"bench {options.part} takes no files", fix="bench compare A.json B.json does")
     rows = measure.run(options.part, options.rounds)
