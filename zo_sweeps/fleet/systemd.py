@@ -116,18 +116,6 @@ def path_of(name: str, *, system: bool) -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user" / name
 
 
-def disable(name: str, *, system: bool) -> None:
-    """Stop a service in order, now and for later boots; nothing without systemd. Raises UserError when it cannot."""
-    tool = shutil.which("systemctl")
-    if not tool:
-        return
-    words = [*([] if system else ["--user"]), "disable", "--now", name]
-    stopped = subprocess.run([tool, *words], capture_output=True, text=True, check=False)
-    if stopped.returncode:
-        what = (stopped.stderr.strip().splitlines() or [""])[0]
-        raise UserError(f"the service cannot be stopped: {what}", fix=shlex.join(["systemctl", *words]))
-
-
 NAME = "zo-sweeps-worker.service"
 ACCOUNT = "zo"
 SETTINGS, STATE = Path("/etc/zo-sweeps"), Path("/var/lib/zo-sweeps")
@@ -204,7 +192,12 @@ def uninstall(*, system: bool, say: Callable[[str], None]) -> int:
     if not path.exists():
         say(f"no service here: {path} does not exist")
         return 1
-    disable(NAME, system=system)
+    if tool := shutil.which("systemctl"):
+        words = [*([] if system else ["--user"]), "disable", "--now", NAME]
+        stopped = subprocess.run([tool, *words], capture_output=True, text=True, check=False)
+        if stopped.returncode:
+            what = (stopped.stderr.strip().splitlines() or [""])[0]
+            raise UserError(f"the service cannot be stopped: {what}", fix=shlex.join(["systemctl", *words]))
     try:
         for file in (path, *([SETTINGS / "ray_token"] if system else [])):
             file.unlink(missing_ok=True)
