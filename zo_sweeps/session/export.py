@@ -54,13 +54,14 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     Raises UserError if the folder is not empty or not writable, or the space cannot be saved in this form; and as
     `rebuilt` does.
     """
-    config = TrialConfig.of(_finished(trial_id, state_dir)[0].config)
+    finished = _finished(trial_id, state_dir)
+    config = TrialConfig.of(finished[0].config)
     whole = merge or config.space.adapter is None
     if whole and config.space.positions:
         what = f"space {config.space.name!r} cannot be merged: its trained values precede the text and change no weight"
         raise UserError(what, where=trial_id, fix="do not merge: save it as an adapter")
     target = new_or_empty(Path(folder).expanduser())
-    with rebuilt(trial_id, state_dir) as (bench, space):
+    with replayed(*finished) as (bench, space):
         try:
             if whole:
                 _save_whole(bench, space, target, as_package=config.precision.coded and not merge)
