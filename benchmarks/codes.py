@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zo_sweeps.bench.engine_parts import LLAMA_58M, BenchSteps, examples, with_lora_fa
 from zo_sweeps.bench.measure import RatioRow
-from zo_sweeps.bench.workload import LLAMA_58M, BenchSteps, examples, with_lora_fa
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.codes import four_bit
 from zo_sweeps.engine.layers.weight_only import WeightOnly

@@ -9,8 +9,8 @@ import torch
 
 from benchmarks import codes, sparse
 from benchmarks.codes import awaited
+from zo_sweeps.bench.engine_parts import LLAMA_58M, BenchSteps, examples, with_lora_fa
 from zo_sweeps.bench.measure import RatioRow
-from zo_sweeps.bench.workload import LLAMA_58M, BenchSteps, examples, with_lora_fa
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.devices.peak_memory import MemoryMeter

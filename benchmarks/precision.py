@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from zo_sweeps.bench.engine_parts import LLAMA_58M, BenchSteps, examples
 from zo_sweeps.bench.measure import RatioRow
-from zo_sweeps.bench.workload import LLAMA_58M, BenchSteps, examples
 from zo_sweeps.core.caveats import NOISE_TO_SIGNAL
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.estimators.es import ES

@@ -59,7 +59,6 @@ LIGHT = (
     "zo_sweeps.tables",
     "zo_sweeps.schedule.sweep",
     "zo_sweeps.cli.main",
-    "zo_sweeps.cli.plan",
     "zo_sweeps.cli.status",
 )
 HEAVY = {"torch", "ray", "mlflow", "transformers", "datasets", "bitsandbytes", "accelerate", "executorch", "torchao"}

@@ -83,7 +83,7 @@ def run(
     must_have_work(planned)
     view = session.View()
     if not quiet:
-        from zo_sweeps.cli.launch import Terminal
+        from zo_sweeps.cli.run import Terminal
         from zo_sweeps.cli.text import console
 
         view = Terminal(console())

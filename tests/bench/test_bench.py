@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from benchmarks import codes, gpu, precision, sparse
-from zo_sweeps.bench import engine_parts, measure, workload
+from zo_sweeps.bench import engine_parts, measure
+from zo_sweeps.bench.engine_parts import BenchSteps
 from zo_sweeps.bench.measure import RatioRow
-from zo_sweeps.bench.workload import BenchSteps
 from zo_sweeps.cli.main import main
 from zo_sweeps.core import host
 from zo_sweeps.core.caveats import NOISE_TO_SIGNAL
@@ -33,21 +33,21 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture
 def model() -> CausalModel:
-    arch = {**workload.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    arch = {**engine_parts.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     return load(Model(source="random", arch=arch), torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("options", [1, 2])
 def test_the_loop_compared_against_has_the_same_loss(options: int, model: CausalModel) -> None:
-    data = workload.examples([12] * 3, options)
+    data = engine_parts.examples([12] * 3, options)
     with torch.inference_mode():
         ours = float(BenchSteps(model, FullModel(model.module), data).forward(1))
-        assert workload.mezo_loss(model, data) == pytest.approx(ours, rel=1e-5)
+        assert engine_parts.mezo_loss(model, data) == pytest.approx(ours, rel=1e-5)
 
 
 def test_plain_mezo_moves_along_its_own_noise(model: CausalModel) -> None:
     before = {name: param.clone() for name, param in model.module.named_parameters()}
-    g = workload.mezo_step(model, workload.examples([8] * 2, 1), seed=3, lr=1e-2)
+    g = engine_parts.mezo_step(model, engine_parts.examples([8] * 2, 1), seed=3, lr=1e-2)
     torch.manual_seed(3)
     for name, param in model.module.named_parameters():
         z = torch.normal(mean=0, std=1, size=param.shape)
@@ -56,7 +56,7 @@ def test_plain_mezo_moves_along_its_own_noise(model: CausalModel) -> None:
 
 def test_a_measured_step_moves_the_weights(model: CausalModel) -> None:
     before = [param.clone() for param in model.module.parameters()]
-    BenchSteps(model, FullModel(model.module), workload.examples([8] * 2, 2), lr=1e-2).one()()
+    BenchSteps(model, FullModel(model.module), engine_parts.examples([8] * 2, 2), lr=1e-2).one()()
     assert all(not torch.equal(a, b) for a, b in zip(before, model.module.parameters(), strict=True))
 
 
@@ -135,7 +135,7 @@ def test_the_gpu_part_measures_the_same_on_any_device(model: CausalModel) -> Non
         assert set(row.detail) == {"copy, GB/s", "perturbation, GB/s", "sum of two directions, GB/s", "triton"}
         assert row.ratio == pytest.approx(row.detail["perturbation, GB/s"] / row.detail["copy, GB/s"])
     before = {name: param.clone() for name, param in model.module.named_parameters()}
-    row = gpu.step(model, workload.examples([8], 1), "tiny", rounds=1)
+    row = gpu.step(model, engine_parts.examples([8], 1), "tiny", rounds=1)
     assert row.ratio == pytest.approx(row.detail["ours"] / (row.detail["two forwards"] + row.detail["two passes"]))
     moved = {name: (param - before[name]).abs().max() for name, param in model.module.named_parameters()}
     assert all(0 < distance < 1e-2 for distance in moved.values()), "two steps were taken, and nothing else was written"
@@ -143,7 +143,7 @@ def test_the_gpu_part_measures_the_same_on_any_device(model: CausalModel) -> Non
 
 @pytest.mark.parametrize("scheme", [None, INT8(compute="fp16")])
 def test_steps_on_a_gpu_are_compared_with_bare_forwards_of_the_same_rows(scheme: INT8 | None) -> None:
-    arch = {**workload.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    arch = {**engine_parts.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     rows = list(gpu.steps(torch.device("cpu"), arch, "tiny", scheme, rounds=1, tokens=8))
     times, peaks = ([row for row in rows if text in row.name] for text in ("two bare forwards", "against inference"))
     methods = [row.name.split(", tiny")[0] for row in times]

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
-from zo_sweeps.cli import launch
-from zo_sweeps.cli.launch import ProgressView
+from zo_sweeps.cli import run as command
+from zo_sweeps.cli.run import ProgressView, Terminal
 from zo_sweeps.core.events import ScoredDev
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.core.units import duration
@@ -36,8 +36,8 @@ def snapshot(tmp_path, **changes) -> Snapshot:
 
 def test_the_eta_is_the_rest_at_the_rate_of_this_run(tmp_path):
     assert snapshot(tmp_path).eta_seconds == pytest.approx(40 * 30 / 20)
-    assert launch.status_line(snapshot(tmp_path)) == "8/12 trials, 1 running, 1 diverged, 2 failed, ETA 60 s"
-    assert launch.status_line(snapshot(tmp_path, cost_this_run=0.0)).endswith("ETA ?")
+    assert command.status_line(snapshot(tmp_path)) == "8/12 trials, 1 running, 1 diverged, 2 failed, ETA 60 s"
+    assert command.status_line(snapshot(tmp_path, cost_this_run=0.0)).endswith("ETA ?")
 
 
 def test_there_is_no_eta_before_the_rate_means_something(tmp_path):
@@ -56,7 +56,7 @@ def test_durations_are_short(seconds, text):
 
 def test_without_a_terminal_there_is_one_line_a_finished_trial(tmp_path):
     file = io.StringIO()
-    with ProgressView(Console(file=file, width=40)) as view:
+    with Terminal(Console(file=file, width=40)).progress() as view:
         plan = [
             fakes.trial(tmp_path / "w", "a [lr 0.1] long name" * 3),
             fakes.trial(tmp_path / "w", "b", raises=[1, 2]),
@@ -72,8 +72,8 @@ def test_without_a_terminal_there_is_one_line_a_finished_trial(tmp_path):
 
 def test_without_a_terminal_a_status_line_comes_at_most_every_few_seconds(tmp_path, monkeypatch):
     file = io.StringIO()
-    monkeypatch.setattr(launch, "STATUS_SECONDS", 0.2)
-    with ProgressView(Console(file=file)) as view:
+    monkeypatch.setattr(command, "STATUS_SECONDS", 0.2)
+    with Terminal(Console(file=file)).progress() as view:
         end = time.monotonic() + 0.5
         while time.monotonic() < end:
             view.update(snapshot(tmp_path))
@@ -88,7 +88,7 @@ def test_on_a_terminal_a_running_trial_shows_its_last_scores_on_dev(tmp_path):
     evaluated = ScoredDev(step=250, metric=0.625, loss=0.69314)
     unknown = replace(evaluated, metric=math.nan, loss=math.nan)
     view.update(snapshot(tmp_path, running=(run, replace(run, dev=evaluated), replace(run, dev=unknown))))
-    console.print(view._render())
+    console.print(view.page())
     label = "ZO-LoRA-FA (q=1) · SST-2 · [lr 0.1] · seed 0  desk"
     assert f"  250/1000                         {label}" in file.getvalue()
     assert f"  250/1000  dev 62.5, loss 0.6931  {label}" in file.getvalue()
@@ -107,7 +107,7 @@ def test_on_a_terminal_a_live_view_shows_the_bar_and_what_runs_and_then_goes_awa
     console = Console(file=file, force_terminal=True, width=100, color_system=None)
     running = snapshot(tmp_path).running * 11
     bad = (fakes.trial(tmp_path, "bad"), Outcome("bad", TrialState.FAILED, error="boom"))
-    with ProgressView(console) as view:
+    with Terminal(console).progress() as view:
         view.update(snapshot(tmp_path, running=running))
         view.update(snapshot(tmp_path, running=running, ended=bad))
         time.sleep(0.7)

@@ -20,13 +20,10 @@ from tests.results.common import composed, fill
 from zo_sweeps.cli import machine
 from zo_sweeps.cli import status as watching
 from zo_sweeps.cli.browse import show_comparison, show_papers
-from zo_sweeps.cli.lines import wrapped
-from zo_sweeps.cli.machine import Stages
 from zo_sweeps.cli.main import commands as every_command
 from zo_sweeps.cli.main import main
-from zo_sweeps.cli.plan import show_plan
-from zo_sweeps.cli.status import show_status, show_trial
-from zo_sweeps.cli.text import UNLIMITED, console, grouped, listing, some
+from zo_sweeps.cli.status import show_plan, show_status, show_trial
+from zo_sweeps.cli.text import UNLIMITED, console, grouped, listing, some, wrapped
 from zo_sweeps.core.document import key, keys, plain
 from zo_sweeps.core.units import BYTES, bytes_text, metric_text, seconds_text, unit_for
 from zo_sweeps.plan.build import Plan
@@ -288,14 +285,16 @@ def test_units_change_at_a_thousand() -> None:
 # --- status --watch
 
 
-def test_a_stage_says_at_once_what_it_does_and_from_the_second_part_on_how_long_it_takes() -> None:
+def test_a_stage_says_at_once_what_it_does_and_from_the_second_part_on_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     file = io.StringIO()
-    with Stages(Console(file=file, width=80)) as stages:
-        stages.update("gradients", 0, 3)
-        stages.update("gradients", 1, 3)
-        stages.SECONDS = 0.0  # type: ignore[misc]
-        stages.update("gradients", 2, 3)
-        stages.update("layers quantized", 0, 7)
+    with machine.stages(Console(file=file, width=80)) as update:
+        update("gradients", 0, 3)
+        update("gradients", 1, 3)
+        monkeypatch.setattr(machine, "STAGE_SECONDS", 0.0)
+        update("gradients", 2, 3)
+        update("layers quantized", 0, 7)
     first, second, third = file.getvalue().splitlines()
     assert (first, third) == ("gradients: 0/3", "layers quantized: 0/7")
     assert second.startswith("gradients: 2/3, ETA ")

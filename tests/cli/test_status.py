@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.plan.common import TINY, planned, write_grid
-from zo_sweeps.cli.plan import show_plan
-from zo_sweeps.cli.status import show_status
+from zo_sweeps.cli.status import show_plan, show_status
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.results.facts import plan_facts, status_facts

@@ -19,18 +19,19 @@ import psutil
 import pytest
 from rich.console import Console
 
+from tests.cli.parsing import parse
 from tests.conftest import REPO
 from zo_sweeps import __version__
 from zo_sweeps.cli.fleet import show_devices
 from zo_sweeps.cli.main import main
-from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
+from zo_sweeps.devices.doctor import Check
 from zo_sweeps.devices.probe import l4t, power_mode
-from zo_sweeps.fleet import head, inventory, preflight, systemd, worker
-from zo_sweeps.fleet.inventory import Machine, capabilities, listed, row
+from zo_sweeps.fleet import head, inventory, systemd, worker
+from zo_sweeps.fleet.inventory import Machine, capabilities, row
 from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
-from zo_sweeps.fleet.worker import WorkerOptions, gpus_lent, memory_lent, profile
+from zo_sweeps.fleet.worker import gpus_lent, memory_lent, profile
 from zo_sweeps.methods import registry
 from zo_sweeps.schedule import cluster, placement, ray_private
 from zo_sweeps.schedule.cluster import living
@@ -69,7 +70,7 @@ def test_of_a_machine_that_joined_again_only_the_newest_node_counts_as_alive() -
 
 
 def test_a_range_of_ports_holds_all_that_ray_listens_on() -> None:
-    words = node_arguments(Path("/tmp/x"), 2, 1, 8 * GIB, "20000-20040")
+    words = node_arguments(2, 1, 8 * GIB, "20000-20040")
     ports = [int(word.split("=")[1]) for word in words if "port" in word]
     assert len(set(ports)) == len(ports) == len(FIXED_PORTS) + 2
     assert all(20000 <= port <= 20040 for port in ports)
@@ -87,11 +88,11 @@ def test_a_node_lends_what_its_profile_has_unless_told_otherwise(name: str, gpus
     import psutil
 
     device = profile(name, [])
-    assert gpus_lent(WorkerOptions("h:1"), device) == gpus
-    assert gpus_lent(WorkerOptions("h:1", gpus=3), device) == 3
-    lent = memory_lent(WorkerOptions("h:1"), device)
+    assert gpus_lent(None, device) == gpus
+    assert gpus_lent(3, device) == 3
+    lent = memory_lent(None, device)
     assert lent == (None if gb is None else min(round(gb * 10**9), psutil.virtual_memory().total))
-    assert memory_lent(WorkerOptions("h:1", memory_gb=1.5), device) == 1_500_000_000
+    assert memory_lent(1.5, device) == 1_500_000_000
 
 
 def test_a_profile_of_ones_own_is_one_yaml(tmp_path: Path) -> None:
@@ -171,18 +172,18 @@ def test_a_refused_token_is_named_by_where_it_is_from(
 
 def test_versions_that_differ_say_what_to_install() -> None:
     heads = {"ray": "2.60.0", "python": "3.11.7"}
-    found = {check.name: check for check in preflight.versions(heads, {"ray": "2.60.0", "python": "3.10.12"})}
+    found = {check.name: check for check in worker.versions(heads, {"ray": "2.60.0", "python": "3.10.12"})}
     assert found["ray"].status == "ok"
     assert found["python"].status == "fail"
     assert found["python"].detail == "3.10.12 here, 3.11.7 at the head"
     assert "3.11.7" in found["python"].fix
-    assert preflight.same_code("0.0.9").fix == "pip install 'zo-sweeps==0.0.9'"
-    assert preflight.same_code(__version__).status == "ok"
+    assert worker.same_code("0.0.9").fix == "pip install 'zo-sweeps==0.0.9'"
+    assert worker.same_code(__version__).status == "ok"
 
 
 @pytest.mark.parametrize(("skew", "status"), [(0, "ok"), (12, "ok"), (-30, "warn"), (3600, "warn")])
 def test_a_clock_that_differs_is_said(skew: float, status: str) -> None:
-    assert preflight.clock(1e9 + skew, 1e9).status == status
+    assert worker.clock(1e9 + skew, 1e9).status == status
 
 
 @pytest.mark.multiprocess
@@ -204,12 +205,12 @@ def test_power_mode_and_release_are_read_as_a_jetson_writes_them(tmp_path: Path,
 
 def test_a_phone_is_reached_with_adb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     phone = profile("oneplus-12", [])
-    assert gpus_lent(WorkerOptions("h:1"), phone) == 0
+    assert gpus_lent(None, phone) == 0
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert preflight.adb(phone).status == "fail"
+    assert worker.adb(phone).status == "fail"
     (tmp_path / "adb").write_text("#!/bin/sh\n")
     (tmp_path / "adb").chmod(0o755)
-    assert preflight.adb(phone) == preflight.Check("adb", "ok", str(tmp_path / "adb"))
+    assert worker.adb(phone) == Check("adb", "ok", str(tmp_path / "adb"))
 
 
 def test_what_is_not_known_of_a_device_is_a_dash_and_unified_memory_is_one_number() -> None:
@@ -275,7 +276,7 @@ def test_a_service_of_the_system_has_an_account_and_a_token_of_its_own_and_goes_
     token.write_text("s3cret" * 10)
     token.chmod(0o600)
     words = ["worker", "install-service", "10.0.0.5:6379", "--device=cpu", f"--token-file={token}"]
-    monkeypatch.setattr(systemd, "_used", lambda arguments: iter([Path("/usr")]))
+    monkeypatch.setattr(systemd, "_used", lambda config_dirs: iter([Path("/usr")]))
     assert main(words) == 0
     said = capsys.readouterr().out
     unit, copy = tmp_path / "UNITS" / systemd.NAME, tmp_path / "SETTINGS" / "ray_token"
@@ -308,14 +309,14 @@ def test_a_service_whose_account_cannot_read_the_code_is_not_installed(tmp_path:
     (closed / "venv").mkdir(parents=True)
     closed.chmod(0o700)
     monkeypatch.setattr(systemd, "SYSTEM", tmp_path / "units")
-    monkeypatch.setattr(systemd, "_used", lambda arguments: iter([closed / "venv"]))
-    unit = systemd.unit([], "10.0.0.5:6379", 120.0, system=True)
+    monkeypatch.setattr(systemd, "_used", lambda config_dirs: iter([closed / "venv"]))
+    unit = systemd.unit([], "10.0.0.5:6379", 120.0, [], system=True)
     with pytest.raises(UserError, match=r"the account zo cannot read \S+/venv \(mode of \S+: 700\).*or use --user"):
         systemd.install(unit, [], tmp_path / "token", say=print)
     assert not (tmp_path / "units").exists()
 
 
-def test_devices_fit_80_columns_and_are_json_for_programs() -> None:
+def test_devices_fit_80_columns_and_are_json_for_programs(monkeypatch, capsys) -> None:
     facts = {
         "memory_bytes": 8 * GIB,
         "ram_bytes": 8 * GIB,
@@ -341,7 +342,10 @@ def test_devices_fit_80_columns_and_are_json_for_programs() -> None:
     assert {"memory 3.0 of 8.0 GiB", "free, unified", "lends 6 CPU, 1 GPU", f"runs now {run}", run} <= set(narrow)
     assert [line for line in narrow if "–" in line] == [], "what is unknown is left out"
     assert printed[160].splitlines()[0].split()[:2] == ["name", "device"]
-    printed_json = json.loads(to_text(listed(devices)))
+    monkeypatch.setattr(inventory, "connect", lambda *_: None)
+    monkeypatch.setattr(inventory, "read", lambda head: devices)
+    assert main(["devices", "--json"]) == 0
+    printed_json = json.loads(capsys.readouterr().out)
     assert [(one["name"], one["state"], one["runs"]) for one in printed_json] == [
         ("orin-nano-on-the-bench", "up", [run, run]),
         ("gone", "gone", []),
@@ -424,7 +428,8 @@ def test_the_units_files_are_found_from_wherever_systemd_starts(tmp_path: Path, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     words = ["--token-file=tok", "--state-dir", "~/s", "--name", "tok"]
-    assert systemd.absolute(words) == [
+    arguments = systemd.unit_arguments(words, system=False)
+    assert arguments == [
         f"--token-file={tmp_path / 'tok'}",
         "--state-dir",
         str(Path.home() / "s"),
@@ -432,8 +437,8 @@ def test_the_units_files_are_found_from_wherever_systemd_starts(tmp_path: Path, 
         "tok",
     ]
     said: list[str] = []
-    unit = systemd.unit(words, "10.0.0.5:6379", 120.0, system=False)
-    systemd.install(unit, words, None, say=said.append)
+    unit = systemd.unit(arguments, "10.0.0.5:6379", 120.0, [], system=False)
+    systemd.install(unit, [], None, say=said.append)
     assert (tmp_path / "config" / "systemd" / "user" / systemd.NAME).read_text() == unit.text
     assert "systemctl --user daemon-reload" in said[1]
 
@@ -467,11 +472,11 @@ def test_bad_input_is_one_line(words: list[str], what: str, tmp_path: Path, monk
 
 
 def test_without_the_package_of_agents_there_is_no_gateway_and_no_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A head and a sweep do without; whoever asks for one is told what to install."""
     monkeypatch.setattr(registry, "offered", lambda group: {})
-    assert head.HeadOptions().gateway_port == 0
+    assert parse(["head", "start"], capsys).gateway_port == 0
     assert placement.agents().nodes() == ()
     note = {ray_private.AGENTS: {"time": 0.0, "store": "", "agents": []}}
     listing = SimpleNamespace(nodes=lambda: [], notes=lambda kind: note if kind == ray_private.AGENTS else {})

@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.papers import common
 from tests.plan.common import changed, write_grid
 from zo_sweeps.cli.browse import show_papers
-from zo_sweeps.cli.plan import show_limits
+from zo_sweeps.cli.status import show_limits
 from zo_sweeps.config.composer import Composer, conf_dir
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan import availability

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.plan.common import changed, write_grid
-from zo_sweeps.cli.launch import ended_line
+from zo_sweeps.cli.run import ended_line
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import read_event

@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.plan.common import TINY, planned
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
-from zo_sweeps.cli.plan import show_plan
+from zo_sweeps.cli.status import show_plan
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.devices.probe import probe

@@ -1,26 +1,40 @@
-"""What `bench noise|step|memory|replay` measure of the engine."""
+"""What `bench noise|step|memory|replay` measure of the engine, on models of random weights, against MeZO's own loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from zo_sweeps.bench.measure import RatioRow
-from zo_sweeps.bench.workload import BenchSteps, demo, examples, llama_58m, mezo_step, with_lora_fa
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.devices.peak_memory import MemoryMeter
-from zo_sweeps.engine import noise
+from zo_sweeps.engine import losses, noise
+from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.estimators.rge import RGE
+from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.constant import Constant
+from zo_sweeps.engine.spaces.lora_fa import LoRAFA
+from zo_sweeps.engine.step import Method, RunState, step
+from zo_sweeps.engine.types import LanguageModel as Forwards
+from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.parts import Model, ModelSource
+from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey
-from zo_sweeps.methods.space import FullModel
+from zo_sweeps.methods.space import FullModel, InstalledSpace
 from zo_sweeps.models.causal import CausalModel
+from zo_sweeps.models.load import load
+from zo_sweeps.tasks.encode import EncodedCandidate, EncodedExample
 
 ELEMENTS = 1 << 22
 LAYER = (4, 4096, 4096)  # the projections of an attention layer of Llama2-7B: PeZO, section 2.3
@@ -28,6 +42,121 @@ TOKENS = 64
 SENTENCES = (18, 27, 36, 53)  # tokens of four SST-2 prompts, with the spread of a typical batch
 MIB = 1 << 20
 REPLAYED, Q = 1000, 4  # steps, and directions of each
+VOCABULARY = 32000
+LLAMA_58M = {  # 58.07 M parameters
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+
+def llama_58m() -> CausalModel:
+    """Load the Llama of LLAMA_58M, fp32, on the CPU."""
+    return load(Model(source=ModelSource.RANDOM, arch=LLAMA_58M), torch.float32, torch.device("cpu"))
+
+
+def examples(lengths: Sequence[int], options: int, vocabulary: int = VOCABULARY) -> list[EncodedExample]:
+    """Return one example per prompt length in tokens, each with `options` answers of one token."""
+    draw = random.Random(0)
+
+    def token() -> int:
+        return draw.randrange(1, vocabulary)
+
+    prompts = [tuple(token() for _ in range(tokens)) for tokens in lengths]
+    candidates = [tuple(EncodedCandidate((*prompt, token()), 1) for _ in range(options)) for prompt in prompts]
+    return [EncodedExample(each, gold=0, references=(), prompt_ids=(), text="") for each in candidates]
+
+
+def with_lora_fa(model: CausalModel, rank: int, alpha: float) -> InstalledSpace:
+    """Install LoRA-FA on q, k, v and o of every layer."""
+    space = LoRAFA(rank=rank, alpha=alpha, targets=tuple("qkvo"))
+    return space.install(model.module, list(model.target_modules(space.targets)), 0)
+
+
+@dataclass(frozen=True)
+class BenchSteps:
+    """Steps of a run over one batch, collated at each step as in a run."""
+
+    model: Forwards
+    space: InstalledSpace
+    examples: Sequence[EncodedExample]
+    q: int = 1
+    mode: Mode = Mode.SEQUENTIAL
+    lr: float = 1e-6
+    noise: Perturbation = field(default_factory=Gaussian)
+
+    @property
+    def method(self) -> Method:
+        return Method(RGE(self.q, 1e-3), self.noise, SGD(), self.mode).bind(self.space.params)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.module.parameters()).device
+
+    def forward(self, copies: int) -> Tensor:
+        """Return f at `copies` points: the forward of a step alone."""
+        gold_only = len(self.examples[0].candidates) == 1
+        batch = collate(self.examples, 0, gold_only=gold_only).to(self.device)
+        loss = losses.tokens if gold_only else losses.candidates
+        return loss(losses.token_logprobs(self.model, batch, copies=copies), batch)
+
+    def bare(self, copies: int) -> Callable[[], Tensor]:
+        """Return a function that takes the forward alone, in inference mode."""
+        return torch.inference_mode()(partial(self.forward, copies))
+
+    def one(self) -> Callable[[], object]:
+        """Return a function whose every call takes the next step."""
+        numbers, method = count(1), self.method
+
+        run = partial(step, method, self.model.module, self.space, self.forward, seed=0, lr=self.lr)
+        return lambda: run(RunState(), step=next(numbers))
+
+
+@torch.inference_mode()
+def mezo_loss(model: CausalModel, examples: Sequence[EncodedExample]) -> float:
+    """Return the cross-entropy over the candidates (of the answer token if there is one), one sequence per candidate.
+
+    Logits and log-softmax at all positions, as in MeZO's released code.
+    """
+    rows = [candidate.ids[:-1] for example in examples for candidate in example.candidates]
+    answers = torch.tensor([candidate.ids[-1] for example in examples for candidate in example.candidates])
+    causal: Any = model.module
+    logits = causal(input_ids=torch.tensor(rows), use_cache=False).logits.float()
+    scores = F.log_softmax(logits, dim=-1)[:, -1].gather(1, answers[:, None]).view(len(examples), -1)
+    if scores.shape[1] == 1:
+        return float(-scores.mean())
+    return float(F.cross_entropy(scores, torch.tensor([example.gold for example in examples])))
+
+
+@torch.no_grad()
+def mezo_step(
+    model: CausalModel, examples: Sequence[EncodedExample], seed: int, eps: float = 1e-3, lr: float = 1e-6
+) -> float:
+    """Take one step of MeZO's Algorithm 1: four passes over the parameters, each drawing all of z again."""
+
+    def perturb(scale: float) -> None:
+        torch.manual_seed(seed)
+        for param in model.module.parameters():
+            z = torch.normal(mean=0, std=1, size=param.shape, dtype=param.dtype)
+            param.data = param.data + scale * z * eps
+
+    perturb(1)
+    plus = mezo_loss(model, examples)
+    perturb(-2)
+    minus = mezo_loss(model, examples)
+    perturb(1)
+    projected_grad = (plus - minus) / (2 * eps)
+    torch.manual_seed(seed)
+    for param in model.module.parameters():
+        z = torch.normal(mean=0, std=1, size=param.shape, dtype=param.dtype)
+        param.data = param.data - lr * (projected_grad * z)
+    return projected_grad
 
 
 def noise_rows(rounds: int) -> Iterator[RatioRow]:
@@ -36,10 +165,6 @@ def noise_rows(rounds: int) -> Iterator[RatioRow]:
     here = torch.get_num_threads()
     seconds: dict[str, float] = {}
     compiled = noise.is_compiled()
-
-    def compiled_fill() -> None:
-        noise.combine([(key, 1.0)], "w", out.shape, out=out)
-
     try:
         for threads in dict.fromkeys((1, here)):
             torch.set_num_threads(threads)
@@ -48,9 +173,8 @@ def noise_rows(rounds: int) -> Iterator[RatioRow]:
                 "expression": partial(noise.expression, out, key, "w"),
             }
             if compiled:
-                functions["compiled"] = compiled_fill
-            for name, value in interleaved(functions, rounds).items():
-                seconds[f"{name}/{threads}"] = value
+                functions["compiled"] = lambda: noise.combine([(key, 1.0)], "w", out.shape, out=out)
+            seconds |= {f"{name}/{threads}": value for name, value in interleaved(functions, rounds).items()}
     finally:
         torch.set_num_threads(here)
     detail = {f"{name} threads, ns": round(value / ELEMENTS * 1e9, 3) for name, value in seconds.items()}
@@ -89,23 +213,13 @@ def step_rows(rounds: int) -> Iterator[RatioRow]:
 def _full(model: CausalModel, batch: int, options: int, goals: tuple[float, float], rounds: int) -> RatioRow:
     data = examples([TOKENS] * batch, options)
     steps = BenchSteps(model, FullModel(model.module), data)
-    numbers = count(1)
-
-    def two_forwards() -> None:
-        with torch.inference_mode():
-            steps.forward(1)
-            steps.forward(1)
-
+    numbers, forward = count(1), steps.bare(1)
     plain = lambda: mezo_step(model, data, next(numbers))
+    two_forwards = lambda: (forward(), forward())
     seconds = interleaved({"mezo": plain, "ours": steps.one(), "two forwards": two_forwards}, rounds)
-    return RatioRow(
-        f"full-parameter step, 58 M, B={batch} T={TOKENS}, {options} option(s), against plain MeZO",
-        seconds["mezo"] / seconds["ours"],
-        "x",
-        *goals,
-        f"two forwards: {seconds['mezo'] / seconds['two forwards']:.1f}x",
-        seconds,
-    )
+    name = f"full-parameter step, 58 M, B={batch} T={TOKENS}, {options} option(s), against plain MeZO"
+    limit = f"two forwards: {seconds['mezo'] / seconds['two forwards']:.1f}x"
+    return RatioRow(name, seconds["mezo"] / seconds["ours"], "x", *goals, limit, seconds)
 
 
 def _rank_one(model: CausalModel, q: int, batch: int, rounds: int) -> Iterator[RatioRow]:
@@ -119,7 +233,7 @@ def _rank_one(model: CausalModel, q: int, batch: int, rounds: int) -> Iterator[R
                 weight.add_(0.0)
 
     compared: dict[str, Callable[[], object]] = {
-        "bare forward": torch.inference_mode()(partial(ours.forward, 2 * q)),
+        "bare forward": ours.bare(2 * q),
         "ours": ours.one(),
         "pass over the weights": one_pass,
     }
@@ -130,15 +244,8 @@ def _rank_one(model: CausalModel, q: int, batch: int, rounds: int) -> Iterator[R
     least = bare + seconds["pass over the weights"]
     name = f"full-parameter step of rank 1, 58 M, all points in one forward, q={q} B={batch} T={TOKENS}"
     limit = "the forward, and one pass over the weights"
-    yield RatioRow(
-        f"{name}, against a bare forward of its rows",
-        seconds["ours"] / bare,
-        "of",
-        1.5,
-        1.1,
-        f"{least / bare:.2f}: {limit}",
-        seconds,
-    )
+    cost, against = seconds["ours"] / bare, f"{name}, against a bare forward of its rows"
+    yield RatioRow(against, cost, "of", 1.5, 1.1, f"{least / bare:.2f}: {limit}", seconds)
     if q == batch == 1:
         ratio, most = seconds["mezo"] / seconds["ours"], seconds["mezo"] / least
         yield RatioRow(f"{name}, against plain MeZO", ratio, "x", 10.0, 25.0, f"{most:.1f}x: {limit}", seconds)
@@ -149,36 +256,22 @@ def _lora_fa(model: CausalModel, rounds: int) -> RatioRow:
     bare = BenchSteps(model, FullModel(model.module), examples([TOKENS] * batch, 2))
     adapted = llama_58m()
     ours = BenchSteps(adapted, with_lora_fa(adapted, rank, rank), bare.examples, q=q, mode=Mode.BOTH, lr=1e-4)
-    forward = torch.inference_mode()(partial(bare.forward, 2 * q))
-    with_adapters = torch.inference_mode()(partial(ours.forward, 2 * q))
-    seconds = interleaved({"bare forward": forward, "with adapters": with_adapters, "ours": ours.one()}, rounds)
-    return RatioRow(
-        f"LoRA-FA step, both loops, q={q} B={batch} T={TOKENS} r={rank}, against a bare forward of its rows",
-        seconds["ours"] / seconds["bare forward"],
-        "of",
-        1.15,
-        1.05,
-        "1.00",
-        seconds,
-    )
+    compared = {"bare forward": bare.bare(2 * q), "with adapters": ours.bare(2 * q), "ours": ours.one()}
+    seconds = interleaved(compared, rounds)
+    name = f"LoRA-FA step, both loops, q={q} B={batch} T={TOKENS} r={rank}, against a bare forward of its rows"
+    return RatioRow(name, seconds["ours"] / seconds["bare forward"], "of", 1.15, 1.05, "1.00", seconds)
 
 
 def _sentences(rounds: int, q: int = 4, rank: int = 16) -> RatioRow:
     """Time the demo model on sentences against a plain loop's forward of its rows, padded to the longest."""
-    bare, adapted = demo(), demo()
+    bare, adapted = (load(Model(), torch.float32, torch.device("cpu")) for _ in range(2))
     texts = examples(SENTENCES, 2, bare.arch.vocabulary)
     ours = BenchSteps(adapted, with_lora_fa(adapted, rank, 2 * rank), texts, q=q, mode=Mode.BOTH, lr=1e-4)
     padded = torch.randint(1, bare.arch.vocabulary, (2 * q * len(SENTENCES), max(SENTENCES)))
     seconds = interleaved({"padded": torch.inference_mode()(partial(bare.hidden, padded)), "ours": ours.one()}, rounds)
-    return RatioRow(
-        f"LoRA-FA step, demo model, q={q} B={len(SENTENCES)} T={SENTENCES} r={rank}, against a padded bare forward",
-        seconds["ours"] / seconds["padded"],
-        "of",
-        1.0,
-        0.7,
-        f"{sum(SENTENCES) / len(SENTENCES) / max(SENTENCES):.2f}: its tokens",
-        seconds,
-    )
+    name = f"LoRA-FA step, demo model, q={q} B={len(SENTENCES)} T={SENTENCES} r={rank}, against a padded bare forward"
+    limit = f"{sum(SENTENCES) / len(SENTENCES) / max(SENTENCES):.2f}: its tokens"
+    return RatioRow(name, seconds["ours"] / seconds["padded"], "of", 1.0, 0.7, limit, seconds)
 
 
 def memory_rows(rounds: int) -> Iterator[RatioRow]:
@@ -186,7 +279,7 @@ def memory_rows(rounds: int) -> Iterator[RatioRow]:
     model = llama_58m()
     data = examples([64] * 16, 2)
     space = FullModel(model.module)
-    inference = _peak(torch.inference_mode()(lambda: BenchSteps(model, space, data).forward(1)), rounds)
+    inference = _peak(BenchSteps(model, space, data).bare(1), rounds)
     causal: Any = model.module
     layer = sum(param.numel() for param in causal.model.layers[0].parameters()) * 4 / MIB
     logits = len(data) * model.arch.vocabulary * 4 / MIB
@@ -215,18 +308,8 @@ def replay_rows(rounds: int) -> Iterator[RatioRow]:
     space = with_lora_fa(model, 16, 16)
     steps = BenchSteps(model, space, examples([64] * 2, 2), q=Q, mode=Mode.BOTH, lr=1e-6)
     log = [[0.1] * Q] * REPLAYED
-    functions = {
-        "one step": steps.one(),
-        "replay": lambda: replay(steps.method, space.params, log, Constant().over(1e-6, REPLAYED), seed=0),
-    }
-    seconds = interleaved(functions, rounds)
+    again = lambda: replay(steps.method, space.params, log, Constant().over(1e-6, REPLAYED), seed=0)
+    seconds = interleaved({"one step": steps.one(), "replay": again}, rounds)
     detail = {**seconds, "steps": REPLAYED, "running them": "one step, minimum, times the number of steps"}
-    yield RatioRow(
-        f"replay of {REPLAYED} LoRA-FA steps (q={Q}) against running them",
-        seconds["one step"] * REPLAYED / seconds["replay"],
-        "x",
-        20,
-        100,
-        "noise alone",
-        detail,
-    )
+    name = f"replay of {REPLAYED} LoRA-FA steps (q={Q}) against running them"
+    yield RatioRow(name, seconds["one step"] * REPLAYED / seconds["replay"], "x", 20, 100, "noise alone", detail)

@@ -1,4 +1,4 @@
-"""What `bench` measures: its rows, and what it prints, writes and compares of them. Functions run interleaved."""
+"""What `bench` measures: its rows, and what it prints, writes and compares of them."""
 
 from __future__ import annotations
 
@@ -59,8 +59,13 @@ def host() -> dict[str, Any]:
     import torch
 
     from zo_sweeps.core.host import processor
+    from zo_sweeps.devices.kernels import DRIVER
     from zo_sweeps.engine import noise
 
+    gpu = {}
+    if torch.cuda.is_available():
+        version = re.search(r"\d+(\.\d+)+", DRIVER.read_text(errors="replace") if DRIVER.is_file() else "")
+        gpu = {"gpu": torch.cuda.get_device_name(), "driver": version.group() if version else ""}
     return {
         "processor": processor(),
         "threads": torch.get_num_threads(),
@@ -68,20 +73,8 @@ def host() -> dict[str, Any]:
         "python": platform.python_version(),
         "compiled_noise": noise.is_compiled(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
-        **_gpu(),
+        **gpu,
     }
-
-
-def _gpu() -> dict[str, str]:
-    """Return the name of the first GPU that torch sees, and its driver's version; {} without a GPU."""
-    import torch
-
-    from zo_sweeps.devices.kernels import DRIVER
-
-    if not torch.cuda.is_available():
-        return {}
-    version = re.search(r"\d+(\.\d+)+", DRIVER.read_text(errors="replace") if DRIVER.is_file() else "")
-    return {"gpu": torch.cuda.get_device_name(), "driver": version.group() if version else ""}
 
 
 def run(part: str, rounds: int) -> list[RatioRow]:
@@ -126,71 +119,44 @@ def write(rows: Sequence[RatioRow], path: Path) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}", where="--json") from None
 
 
-@dataclass(frozen=True)
-class Measurements:
-    """What one file holds: its host, and its rows by name."""
+def read(path: Path) -> tuple[dict[str, Any], dict[str, RatioRow]]:
+    """Read a file that `bench --json` wrote; return its host, and its rows by name.
 
-    host: Mapping[str, Any]
-    rows: Mapping[str, RatioRow]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The rows of one name; None in the file without it."""
-
-    name: str
-    a: RatioRow | None
-    b: RatioRow | None
-
-    @property
-    def percent(self) -> float | None:
-        """The change from A to B in percent of A; None without two numbers in one unit."""
-        if self.a is None or self.b is None or self.a.unit != self.b.unit or not self.a.ratio:
-            return None
-        change = 100 * (self.b.ratio / self.a.ratio - 1)
-        return change if math.isfinite(change) else None
-
-    @property
-    def better(self) -> bool:
-        """Whether B is better than A, where the change is a number."""
-        return self.a is not None and ((self.percent or 0) > 0) == self.a.more_is_better
-
-    @property
-    def lost(self) -> bool:
-        """Whether A reached the row's goal and B does not."""
-        return self.a is not None and self.b is not None and self.a.reached and not self.b.reached
-
-
-def read(path: Path) -> Measurements:
-    """Read a file that `bench --json` wrote. Raises UserError if it cannot be read, or is not such a file."""
+    Raises UserError if it cannot be read, or is not such a file.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        rows = [RatioRow(**{one.name: row[one.name] for one in fields(RatioRow)}) for row in content["rows"]]
+        for row in rows:
+            if not all(isinstance(number, (int, float)) for number in (row.ratio, row.must)):
+                raise TypeError
+            if not all(isinstance(text, str) for text in (row.name, row.unit)):
+                raise TypeError
+        return dict(content["host"]), {row.name: row for row in rows}
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise _other(path) from None
-    try:
-        rows = [RatioRow(**{one.name: row[one.name] for one in fields(RatioRow)}) for row in content["rows"]]
-        host = dict(content["host"])
-    except (TypeError, KeyError, ValueError):
-        raise _other(path) from None
-    numbers = [value for row in rows for value in (row.ratio, row.must)]
-    texts = [text for row in rows for text in (row.name, row.unit)]
-    if not all(isinstance(value, (int, float)) for value in numbers) or not all(isinstance(t, str) for t in texts):
-        raise _other(path)
-    return Measurements(host, {row.name: row for row in rows})
+    except (KeyError, RecursionError, TypeError, ValueError):
+        fix = "write one with: bench PART --json FILE"
+        raise UserError(f"{path} is no file of the benchmark", fix=fix) from None
 
 
-def pairs(a: Measurements, b: Measurements) -> list[Pair]:
-    """Return the rows of both files by name, in the order of A, then those that only B has."""
-    return [Pair(name, a.rows.get(name), b.rows.get(name)) for name in dict.fromkeys((*a.rows, *b.rows))]
+def compared(name: str, a: RatioRow | None, b: RatioRow | None) -> tuple[str, ...]:
+    """Return the cells of a benchmark in two files: its name, A's and B's value, the change and the goal.
+
+    Args:
+        a, b: its rows; None in the file without it.
+    """
+    values = ["–" if row is None else f"{row.ratio:.4g}{unit_text(row.unit)}" for row in (a, b)]
+    goals = ["ok" if row.reached else "NO" for row in (a, b) if row is not None]
+    if a is None or b is None:
+        return name, *values, "–", f"{goals[0]}, only in {'B' if a is None else 'A'}"
+    change, percent = "–", 100 * (b.ratio / a.ratio - 1) if a.unit == b.unit and a.ratio else math.nan
+    if math.isfinite(percent):
+        better = "better" if (percent > 0) == a.more_is_better else "worse"
+        change = f"{percent:+.1f} %" + (f", {better}" if percent else "")
+    return name, *values, change, " → ".join(dict.fromkeys(goals))
 
 
-def host_differences(a: Measurements, b: Measurements) -> list[tuple[str, Any, Any]]:
-    """Return (what, A's, B's) for everything in which the hosts differ; None where a file does not say."""
-    both = [(name, a.host.get(name), b.host.get(name)) for name in dict.fromkeys((*a.host, *b.host))]
-    return [(name, one, other) for name, one, other in both if one != other]
-
-
-def _other(path: Path) -> UserError:
-    return UserError(f"{path} is no file of the benchmark", fix="write one with: bench PART --json FILE")
+def lost(a: RatioRow | None, b: RatioRow | None) -> bool:
+    """Return whether A reached a benchmark's goal and B does not."""
+    return a is not None and b is not None and a.reached and not b.reached

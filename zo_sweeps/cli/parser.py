@@ -1,17 +1,21 @@
-"""Parsers of the commands: overrides of Hydra beside flags, errors that are UserErrors, and what overrides lead to."""
+"""Parsers of the commands: overrides of Hydra beside flags, what overrides lead to, and how an error is printed."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from io import TextIOWrapper
 from os.path import expanduser
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from zo_sweeps.cli.lines import columns_kept
+from zo_sweeps.cli.text import columns_kept, wrapped
 from zo_sweeps.core.document import keys
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import VERSION
+from zo_sweeps.core.units import visible
 
 if TYPE_CHECKING:
     from zo_sweeps.config.composer import Composer
@@ -138,3 +142,21 @@ def read(options: argparse.Namespace) -> ReadablePlan:
     for note in reading.notes:
         print(f"# note: {note}", file=sys.stderr)
     return reading
+
+
+def ended(run: Callable[[], int]) -> int:
+    """Return the exit status of `run`: its own, 2 after an error for the user (printed), 130 when interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # an encoding without "±" is no reason to stop a sweep
+            stream.reconfigure(errors="replace")
+    try:
+        return run()
+    except UserError as error:
+        line = visible(f"zo_sweeps: {error}")
+        print(wrapped(line, get_terminal_size().columns) if sys.stderr.isatty() else line, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `zo-sweeps table | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,32 +1,56 @@
-"""The command that runs a grid, the output of a sweep, and a child process that outlives the head of its cluster."""
+"""The command that runs a grid: what it prints, live on a terminal; and a child that outlives its cluster's head."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zo_sweeps.cli.launch import EXIT, Terminal
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from zo_sweeps.cli.browse import table_width
 from zo_sweeps.cli.parser import compose, grid_parser, parse
-from zo_sweeps.cli.plan import show_summary
-from zo_sweeps.cli.text import console
+from zo_sweeps.cli.status import show_summary
+from zo_sweeps.cli.text import console, counted, say
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import die_with_parent
+from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.core.units import duration
+from zo_sweeps.methods.metric import Metric, Metrics
+from zo_sweeps.plan.build import Plan
 from zo_sweeps.results.facts import plan_facts
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 from zo_sweeps.schedule.cluster import await_answer, must_answer
+from zo_sweeps.schedule.snapshot import Running, Snapshot
 from zo_sweeps.schedule.sweep import check_rerun
 from zo_sweeps.schedule.this_host import must_have_work
 from zo_sweeps.session import session
+from zo_sweeps.session.session import Result, View
+from zo_sweeps.tables import to_text
 
 if TYPE_CHECKING:
     from zo_sweeps.config.composer import Composer
     from zo_sweeps.record.sweep_book import Command
+
+STATUS_SECONDS = 15.0
+ROWS = 8
+TROUBLE = (TrialState.DIVERGED, TrialState.OUT_OF_MEMORY, TrialState.FAILED, TrialState.LOST)
+EXIT = {"FINISHED": 0, "FAILED": 1, "KILLED": 130}  # MLflow status of the sweep -> exit status
+HEAD_LOST = 75  # exit status of a child that has lost its head (EX_TEMPFAIL)
+NOT_JOINED = 69  # ... and of one, not the first, that could not join a head that answered (EX_UNAVAILABLE)
+LONGEST_PAUSE = 60.0  # seconds between attempts to join: doubled each time
+ABORTS = 3  # if Ray ends so many children in a row although their head answered, the head is not the cause
 
 
 def run(given: Sequence[str]) -> int:
@@ -56,10 +80,138 @@ def _sweep(composer: Composer, command: Command, order: str, rerun: Sequence[str
     return EXIT[result.status]
 
 
-HEAD_LOST = 75  # exit status of a child that has lost its head (EX_TEMPFAIL)
-NOT_JOINED = 69  # ... and of one, not the first, that could not join a head that answered (EX_UNAVAILABLE)
-LONGEST_PAUSE = 60.0  # seconds between attempts to join: doubled each time
-ABORTS = 3  # if Ray ends so many children in a row although their head answered, the head is not the cause
+class Terminal(View):
+    """A view that prints: live or in plain lines while trials run, then the tables and the next command to run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def say(self, text: str) -> None:
+        say(self._console, text)
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[View]:
+        view, to = ProgressView(self._console), self._console
+        live = Live(console=to, get_renderable=view.page, refresh_per_second=2, transient=True)
+        with live if to.is_terminal else contextlib.nullcontext():
+            yield view
+
+    def result(self, plan: Plan, result: Result) -> None:
+        if result.tables:
+            text = to_text(*result.tables, width=table_width(self._console))
+            self._console.print(f"\n{text}", markup=False, soft_wrap=True)
+        summary = result.summary
+        counts = ", ".join(f"{n} {state.value.lower()}" for state, n in sorted(summary.counts.items()) if n)
+        self.say(
+            f"\n{plan.name}: {counts or 'nothing to do'}; {summary.ran} run now in {duration(result.seconds)}, "
+            f"{summary.already_done} already done before"
+        )
+        if plan.reasons:
+            self.say(f"not run here: {counted(len(plan.reasons), 'trial')}, for the reasons above the first trial")
+        for why, count in summary.waiting.items():
+            self.say(f"waiting ({counted(count, 'trial')}): {why}")
+        for why in filter(None, [summary.stopped, *summary.stopped_rows.values()]):
+            self.say(f"stopped: {why}")
+        if summary.over:
+            self.say(f"stopped by {summary.over}")
+        self.say(f"results: {result.state_dir}   MLflow: {result.tracking}")
+        self.say(f"next: {_next(plan, result)}")
+
+
+def _next(plan: Plan, result: Result) -> str:
+    prefix, folder, counts = "python -m zo_sweeps", plan.config.state_dir, result.summary.counts
+    state = f" state_dir={shlex.quote(str(folder))}" if folder != "zo_runs" else ""
+    if result.summary.over:
+        cap = result.summary.over.partition("=")[0]
+        return f"the same command with a larger {cap} goes on where this one stopped"
+    if result.summary.interrupted or any(counts.get(s, 0) for s in (TrialState.PENDING, TrialState.RUNNING)):
+        return "the same command goes on where this one stopped"
+    if any(counts.get(s, 0) for s in (TrialState.FAILED, TrialState.LOST)):
+        return f"{prefix} status --failed{state}   then the same command with --rerun failed"
+    if result.no_success:
+        return "no trial succeeded; the same command with other settings, such as a lower update.lr or train.batch"
+    return f"{prefix} ui{state}   or   {prefix} table --format latex{state}"
+
+
+class ProgressView(View):
+    """The display while trials run: on a terminal the page of a live view, with a line per trial that failed above it;
+    anywhere else a line per trial that ends, and a status line at most every STATUS_SECONDS.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._printed = console, time.monotonic()
+        self._last: Snapshot | None = None
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._last, live = snapshot, self._console.is_terminal
+        if snapshot.ended:
+            trial, outcome = snapshot.ended
+            if not live or outcome.state.is_retryable:
+                eta = "" if live else f"  ETA {duration(snapshot.eta_seconds)}"
+                self.say(f"[{_ended(snapshot)}/{snapshot.total}] {ended_line(trial, outcome)}{eta}")
+        elif not live and time.monotonic() - self._printed >= STATUS_SECONDS:
+            self.say(status_line(snapshot))
+
+    def say(self, text: str) -> None:
+        self._printed = time.monotonic()
+        self._console.print(Text(text), soft_wrap=True)
+
+    def page(self) -> RenderableType:
+        """Return the live view: a bar, the status line, what runs and what waits."""
+        if self._last is None:
+            return Text("starting…", style="dim")
+        bar = Table.grid(padding=(0, 1))
+        done = self._last.cost_done / (self._last.cost_total or 1.0)
+        bar.add_row(ProgressBar(total=1.0, completed=done, width=32), f"{done:4.0%}", status_line(self._last))
+        rows = Table.grid(padding=(0, 2))
+        for run in self._last.running[:ROWS]:
+            label = Text(run.trial.label or run.trial.trial_id)
+            steps = f"{run.step}/{run.trial.steps}" if run.trial.steps else "evaluating"
+            rows.add_row(Text(f"  {steps}{_dev(run)}"), label, Text(run.node, style="dim"))
+        hidden = len(self._last.running) - ROWS
+        more = [Text(f"  and {hidden} more", style="dim")] if hidden > 0 else []
+        waits = [Text(f"  {n} waiting: {reason}", style="dim") for reason, n in self._last.waiting.items()]
+        return Group(bar, rows, *more, *waits)
+
+
+def status_line(snapshot: Snapshot) -> str:
+    """Return one line with the trials done, running and failed, and the ETA."""
+    counts = snapshot.counts
+    parts = [f"{_ended(snapshot)}/{snapshot.total} trials", f"{len(snapshot.running)} running"]
+    parts += [f"{counts[state]} {state.value.lower()}" for state in TROUBLE if state in counts]
+    if waiting := sum(snapshot.waiting.values()):
+        parts.append(f"{waiting} waiting")
+    return ", ".join([*parts, f"ETA {duration(snapshot.eta_seconds)}"])
+
+
+def ended_line(trial: Trial, outcome: Outcome) -> str:
+    """Return one line on a trial's end: state, label, its metrics or error, and its duration."""
+    shown: list[str] = [f"{outcome.state.value:<9}", trial.label or trial.trial_id]
+    printed = _metric(trial).printed
+    measured: dict[str, Callable[[float], str]] = {
+        "dev/metric": lambda x: f"dev {printed(x)}",
+        "test/metric": lambda x: f"test {printed(x)}",
+        "wall_seconds": duration,
+    }
+    shown += [form(outcome.metrics[name]) for name, form in measured.items() if name in outcome.metrics]
+    return "  ".join([*shown, outcome.error] if outcome.error else shown)
+
+
+def _metric(trial: Trial) -> Metric:
+    """Return the first metric of the trial's task."""
+    return Metrics.read(trial.config.to_json().get("task", {}).get("metric", "accuracy"), "task.metric")[0]
+
+
+def _dev(run: Running) -> str:
+    """Return the scores of an attempt's last evaluation: "  dev 62.5, loss 0.6931"; "" before the first."""
+    if run.dev is None:
+        return ""
+    score = _metric(run.trial).printed(run.dev.metric) if math.isfinite(run.dev.metric) else "–"
+    return f"  dev {score}, loss {format(run.dev.loss, '.4g') if math.isfinite(run.dev.loss) else '–'}"
+
+
+def _ended(snapshot: Snapshot) -> int:
+    return sum(n for state, n in snapshot.counts.items() if state.is_result or state.is_retryable)
 
 
 def supervise(address: str, sweep: Callable[[bool], int]) -> int:

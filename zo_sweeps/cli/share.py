@@ -72,9 +72,8 @@ def verify(given: Sequence[str]) -> int:
     parser.add_argument("--key", type=expanduser, metavar="FILE", help="public key that must have signed it")
     parser.add_argument("--model", type=expanduser, metavar="DIR", help="your copy of its model, if that does not ship")
     parser.add_argument("--data", type=expanduser, metavar="DIR", help="your copy of its data, as data.dir")
-    parser.add_argument(
-        "--config-dir", action="append", type=expanduser, default=[], metavar="FOLDER", help="your copy of its members"
-    )
+    text = "your copy of its members"
+    parser.add_argument("--config-dir", action="append", type=expanduser, default=[], metavar="FOLDER", help=text)
     options = parser.parse_intermixed_args(list(given))
     from zo_sweeps.session.verify import Copies
     from zo_sweeps.session.verify import verify as compute
@@ -117,10 +116,8 @@ def import_(given: Sequence[str]) -> int:
     source = archive.read(Path(expanduser(files[0])), Path(options.key) if options.key else None)
     if options.own:
         n = go_on(source, composer.run.folder, composer, Path(options.own))
-        say(
-            to,
-            f"{n} trials of {source.title} are new in {composer.run.state_dir}; the sweep's own command goes on there",
-        )
+        where = composer.run.state_dir
+        say(to, f"{n} trials of {source.title} are new in {where}; the sweep's own command goes on there")
         return 0
     made = take_in(source, composer.run.folder, composer)
     table = Command.of([f"+grid={source.grid}", *options.overrides], options.config_dir).table

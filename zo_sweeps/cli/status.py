@@ -1,31 +1,176 @@
-"""The command `status`: how far a sweep is, and everything about one of its trials."""
+"""The commands `plan` and `status`: what a sweep will do, how far it is, and everything about one of its trials."""
 
 from __future__ import annotations
 
 import io
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from zo_sweeps.cli.parser import grid_parser, parse, read, trial_ids
-from zo_sweeps.cli.text import console, counted, listing, say, some
+from zo_sweeps.cli.parser import compose, grid_parser, parse, read, trial_ids
+from zo_sweeps.cli.text import SOME, Sentences, console, counted, grouped, listing, say, say_group, some
 from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.core.units import count_text, duration, metric_text
+from zo_sweeps.core.units import bytes_text, count_text, duration, joules_text, metric_text
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results.compare import flat
-from zo_sweeps.results.facts import SweepStatus, TrialFacts, TrialStatus, status_facts, trial_facts
+from zo_sweeps.results.facts import (
+    PlanFacts,
+    PlannedTrial,
+    SweepStatus,
+    TrialFacts,
+    TrialStatus,
+    plan_facts,
+    status_facts,
+    trial_facts,
+)
 from zo_sweeps.schedule.ledger import driver_of
+from zo_sweeps.session import session
 from zo_sweeps.tables.text_cells import plain
 
+LOADED = 0.5  # load per core from which a probe is called one under load
+SHOWN = 0.01  # share of a trial's memory from which a part of it is named
 SCORES = ("dev/metric", "test/metric")
 LISTED = 40  # trials; of a larger sweep `--trials` lists them
 WATCH_SECONDS = 2.0
+
+
+def plan(given: Sequence[str]) -> int:
+    """Show a grid's trials, their work, time and memory, and what cannot run here, and why. Launches nothing."""
+    parser = grid_parser("plan", plan.__doc__)
+    parser.add_argument("--trials", action="store_true", help="list every trial, and every sentence about some")
+    parser.add_order()
+    text = "first measure this machine, in about ten seconds; its speed is kept for later plans and runs. Without it, "
+    text += "or finished trials, no time is predicted; a run of more than a minute measures them itself"
+    parser.add_argument("--probe", action="store_true", help=text)
+    parser.add_json({"": PlanFacts})
+    options = parse(parser, given)
+    planned = session.plan_here(compose(options)[0])
+    if options.probe:
+        session.probe_this_host(planned)
+    facts = plan_facts(planned, options.order)
+    if options.json:
+        print(to_text(facts))
+    else:
+        show_plan(facts, console(), trials=options.trials)
+    return 0
+
+
+def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
+    """Print the grid's rows, their work, memory and time, and what cannot run here; `trials`: one by one."""
+    say(to, f"grid {plan.grid}: {plan.title}")
+    headers = ["row", "trials", "here", "done", "steps", "tokens", "memory", "time", "device"]
+    rows = [
+        [
+            row.label,
+            str(row.trials),
+            str(row.here),
+            str(row.done),
+            "/".join(map(str, row.steps)),
+            count_text(row.forwarded_tokens),
+            bytes_text(row.memory_bytes) if row.memory_bytes else "?",
+            duration(row.seconds) if row.here else "–",
+            "/".join(row.devices),
+        ]
+        for row in plan.rows
+    ]
+    devices = list(dict.fromkeys(row[-1] for row in rows))
+    if len(devices) == 1:  # said once, below
+        headers, rows = headers[:-1], [row[:-1] for row in rows]
+    listing(to, headers, rows)
+    say(
+        to,
+        f"{len(plan.trials)} trials ({plan.entries} table entries), {plan.runnable} can run here, "
+        f"about {count_text(plan.forwarded_tokens)} forwarded tokens; tasks: {', '.join(plan.columns.values())}"
+        + (f"; device: {devices[0]}" if len(devices) == 1 else ""),
+    )
+    if plan.largest_parts_bytes:
+        largest = next(trial for trial in plan.trials if trial.trial_id == plan.largest)
+        named = {name: part for name, part in plan.largest_parts_bytes.items() if part >= SHOWN * largest.memory_bytes}
+        parts = ", ".join(f"{name} {bytes_text(part)}" for name, part in named.items())
+        say(to, f"memory of {largest.label}, the most: {parts}")
+    show_limits(plan, to, whole=trials)
+    over = (f"over the budget: {line}" for line in plan.over_budget)
+    for line in filter(None, (plan.order, *over, *plan.earlier, *_time(plan))):
+        say(to, line)
+    if trials:
+        listed = [(trial.label, trial.trial_id, trial.state if trial.here else "missing") for trial in plan.trials]
+        listing(to, ("trial", "id", "state"), listed)
+
+
+def show_summary(plan: PlanFacts, to: Console) -> None:
+    """Print the size of a sweep before it starts, and the trials that cannot run here."""
+    say(to, f"{plan.grid}: {counted(plan.runnable, 'trial')} for {plan.entries} table entries")
+    if plan.order:
+        say(to, plan.order)
+    show_limits(plan, to, whole=False)
+    for line in plan.earlier:
+        say(to, line)
+
+
+def show_limits(plan: PlanFacts, to: Console, *, whole: bool) -> None:
+    """Print why trials cannot run here, what limits them, how they differ; unless `whole`, each pattern once."""
+    trials = {trial.trial_id: trial for trial in plan.trials}
+    rows = {row.block: row.label for row in plan.rows}
+    statements = ({line.text: line.trials for line in lines} for lines in (plan.obstacles, plan.notes))
+    obstacles, notes = (grouped(lines, apart=whole) for lines in statements)
+    for group in obstacles:
+        where = _where(group, trials, [plan.columns.get(trials[i].column, trials[i].column) for i in group.holds])
+        say_group(to, f"cannot run here ({where}): {group.text}", group)
+    for group in notes:
+        where = _where(group, trials, [rows.get(trials[i].block, trials[i].block) for i in group.holds])
+        say_group(to, f"note: {group.text} ({where})", group)
+    for caveat in plan.caveats:
+        say(to, f"note: {caveat}")
+    if any(len(group.others) > SOME for group in (*obstacles, *notes)):
+        say(to, "`plan --trials` prints every one of these sentences, and `plan --json` the trials of each")
+
+
+def _where(group: Sentences, trials: Mapping[str, PlannedTrial], names: Sequence[str]) -> str:
+    """Return the trials that a sentence holds for, by number and by the rows or columns that they are in."""
+    if len(group.holds) == len(trials):
+        return f"all {counted(len(trials), 'trial')}" if len(trials) > 1 else "1 trial"
+    return f"{counted(len(group.holds), 'trial')}; {some(list(dict.fromkeys(names)))}"
+
+
+def _time(plan: PlanFacts) -> Iterator[str]:
+    """Yield the predicted time and energy of the trials without a result, and what the prediction rests on."""
+    if plan.trouble:
+        yield f"note: {plan.trouble}"
+    if not plan.runnable:
+        yield "time: no trial can run here, for the reasons above"
+        return
+    if not plan.trials_left:
+        yield "time: every trial that can run here has a result"
+        return
+    left = counted(plan.trials_left, "trial")
+    if plan.device is None:
+        where = "" if plan.slots is None else "; plan --probe measures this machine, in about ten seconds"
+        yield f"time: not known until a trial of this plan has finished here{where}"
+    elif plan.seconds_left is None:
+        yield f"time: not known for some of the {left} left: their models' shapes are not known"
+    else:
+        taken, how = plan.seconds_left, "run one at a time"
+        if plan.seconds_to_go is not None and plan.slots:
+            taken, how = plan.seconds_to_go, f"{plan.slots} at a time"
+        yield f"time: about {duration(taken)} for the {left} left, {how} ({_source(plan)})"
+    if plan.joules_left is not None:
+        yield f"energy: about {joules_text(plan.joules_left)}, of their steps"
+    for device, seconds in plan.elsewhere.items():
+        yield f"time on {device}: about {duration(seconds)}, run one at a time"
+
+
+def _source(plan: PlanFacts) -> str:
+    """Return what a prediction rests on, and for which device it is."""
+    loaded = " under load" if (plan.load or 0.0) > LOADED else ""
+    parts = [f"a probe{loaded}"] if plan.probed else []
+    parts += [counted(plan.finished, "finished trial")] if plan.finished else []
+    return f"by {' and '.join(parts)}; {plan.device}"
 
 
 def status(given: Sequence[str]) -> int:
@@ -86,8 +231,7 @@ def show_status(sweep: SweepStatus, to: Console, *, failed: bool, trials: bool) 
     """Print counts by row and state, the driver, what runs where, failures (`failed`: their errors), and the trials."""
     show_progress(sweep, to)
     if other := sum(trial.other_code for trial in sweep.trials):
-        text = f"{other} measured with other code than today's: --rerun succeeded (or a trial's id) measures again"
-        say(to, text)
+        say(to, f"{other} measured with other code than today's: --rerun succeeded (or a trial's id) measures again")
     if failed:
         for trial in _failures(sweep):
             say(to, f"{trial.trial_id}  {trial.label}: {trial.error}")
@@ -123,7 +267,7 @@ def _failures(sweep: SweepStatus) -> list[TrialStatus]:
 
 
 def show_progress(sweep: SweepStatus, to: Console) -> None:
-    """Print counts by row and state, and what runs where."""
+    """Print counts by row and state; of a sweep that runs: what runs where, what waits and why, and the time to go."""
     say(to, f"{sweep.grid} in {sweep.state_dir}: {f'running ({sweep.driver})' if sweep.driver else 'not running'}")
     states = [state for state in sweep.counts if any(state in row.counts for row in sweep.rows)]
     headers = ("row", "trials", *(state.replace("_", " ") for state in states))
@@ -134,22 +278,12 @@ def show_progress(sweep: SweepStatus, to: Console) -> None:
     listing(to, headers, rows)
     for why, held in sweep.stopped.items():
         say(to, f"stopped ({counted(held, 'trial')}): {why}")
-    if sweep.driver:
-        _live(sweep, to)
-
-
-def _live(sweep: SweepStatus, to: Console) -> None:
-    """Print what runs where, what waits and why, the rate, and the time to go."""
-    rows = [
-        (
-            run.label,
-            f"{run.step}/{run.steps}" if run.steps else "·",
-            run.node,
-            str(run.attempt),
-            duration(run.seconds),
-        )
-        for run in sweep.running
-    ]
+    if not sweep.driver:
+        return
+    rows = []
+    for run in sweep.running:
+        step = f"{run.step}/{run.steps}" if run.steps else "·"
+        rows.append((run.label, step, run.node, str(run.attempt), duration(run.seconds)))
     listing(to, ("running now", "step", "node", "attempt", "for"), rows)
     if len(sweep.nodes) > 1:
         listing(to, ("node", "running", "ended"), [(n.node, str(n.running), str(n.ended)) for n in sweep.nodes])
@@ -174,11 +308,9 @@ def show_trial(trial: TrialFacts, to: Console, *, config: bool) -> None:
     say(to, f"{same} other settings are those of every trial of the grid{'' if config else '; --config prints all'}")
     for caveat in trial.caveats:
         say(to, f"note: {caveat}")
-    if trial.evaluations:
+    if evaluated := trial.evaluations:
         say(to, "")
-        rows = [
-            (f"{one.split} at step {one.step}", f"{one.loss:.4f}", f"{one.metric:.4f}") for one in trial.evaluations
-        ]
+        rows = [(f"{one.split} at step {one.step}", f"{one.loss:.4f}", f"{one.metric:.4f}") for one in evaluated]
         listing(to, ("evaluated", "loss", "metric"), rows)
     if trial.metrics:
         say(to, "")
@@ -189,6 +321,5 @@ def show_trial(trial: TrialFacts, to: Console, *, config: bool) -> None:
         say(to, f"\n{trial.error}\n{trial.traceback}")
     if config:
         say(to, "")
-        to.print(
-            json.dumps(trial.configuration, indent=1, sort_keys=True, ensure_ascii=False), markup=False, soft_wrap=True
-        )
+        text = json.dumps(trial.configuration, indent=1, sort_keys=True, ensure_ascii=False)
+        to.print(text, markup=False, soft_wrap=True)

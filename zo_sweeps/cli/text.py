@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-
-from zo_sweeps.cli.lines import INDENT, wrapped
 from zo_sweeps.core.units import visible
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INDENT = "  "
 UNLIMITED = 100_000  # columns of a file or a pipe
 GAP = "  "
 NARROW = 10  # columns to which a text may be narrowed, or to its longest word
@@ -20,11 +23,39 @@ SOME = 4  # names in a sentence
 NO_NUMBER = ("", "·", "–", "?")  # printed in a column of numbers where there is none
 
 
+def wrapped(line: str, width: int, hanging: str = INDENT) -> str:
+    """Return a line broken between words to fit `width`; `hanging` follows its own indentation in the other lines."""
+    if len(line) <= width:
+        return line
+    start = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line.strip(),
+        width,
+        initial_indent=start,
+        subsequent_indent=start + hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def columns_kept(text: str, width: int) -> str:
+    """Return lines of the form "  name   text", each wrapped below the beginning of its text."""
+    lines = []
+    for line in text.splitlines():
+        name = re.match(r" *\S.*? {2,}(?=\S)", line)
+        body = len(line) - len(line.lstrip())
+        hanging = " " * (name.end() - body) if name and name.end() < width / 2 else INDENT
+        lines.append(wrapped(line, width, hanging))
+    return "\n".join(lines)
+
+
 def console(file: TextIO | None = None) -> Console:
     """Return a console for what a command prints: as wide as COLUMNS says, or else as the terminal.
 
     A file or a pipe has room for every line.
     """
+    from rich.console import Console  # here: boards and `--help` do without
+
     made = Console(file=file, highlight=False, emoji=False)
     if not made.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         made.width = UNLIMITED
@@ -48,13 +79,12 @@ def listing(to: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) 
     rows = [[visible(cell) for cell in row] for row in rows]
     every = [list(headers), *rows]
     right = [i > 0 and all(_is_number(row[i]) for row in rows) for i in range(len(headers))]
-    whole = _narrowed(every, right, to.width)
-    rest = _narrowed([row[1:] for row in every], right[1:], to.width - len(INDENT)) if len(headers) > 1 else []
-    if _width(_widths(whole)) <= to.width:
-        printed = _aligned(whole, right)
-    elif rest and len(INDENT) + _width(_widths(rest)) <= to.width:
-        below = ([INDENT + line for line in lines] for lines in _aligned(rest, right[1:]))
-        printed = [[wrapped(row[0], to.width), *lines] for row, lines in zip(every, below, strict=True)]
+    below = [row[1:] for row in every]
+    if (whole := _columns(every, right, to.width)) is not None:
+        printed = whole
+    elif len(headers) > 1 and (rest := _columns(below, right[1:], to.width - len(INDENT))) is not None:
+        indented = ([INDENT + line for line in lines] for lines in rest)
+        printed = [[wrapped(row[0], to.width), *lines] for row, lines in zip(every, indented, strict=True)]
     else:
         printed = [[], *(_block(headers, cells, to.width) for cells in rows)]
     for i, lines in enumerate(printed):
@@ -62,41 +92,38 @@ def listing(to: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) 
             to.print(line, markup=False, soft_wrap=True, style=None if i else "bold")
 
 
-def _narrowed(rows: Sequence[Sequence[str]], right: Sequence[bool], width: int) -> list[list[str]]:
-    """Return the rows with the texts of the widest columns wrapped, as far as `width` and their longest words ask."""
+def _columns(rows: Sequence[Sequence[str]], right: Sequence[bool], width: int) -> list[list[str]] | None:
+    """Return the lines of each row, the texts of the widest columns wrapped as far as `width` and their longest words
+    ask; None if that is not enough.
+    """
     columns = list(zip(*rows, strict=True))
-    widths = _widths(rows)
+    widths = [_widest(column) for column in columns]
     least = [
         own if number else min(own, max(NARROW, *(len(word) for cell in column for word in cell.split())))
         for own, number, column in zip(widths, right, columns, strict=True)
     ]
-    while _width(widths) > width and widths != least:
+    room = width - len(GAP) * (len(widths) - 1)
+    while sum(widths) > room and widths != least:
         widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=lambda i: widths[i])
         widths[widest] -= 1
-    return [["\n".join(_folded(cell, own)) for cell, own in zip(row, widths, strict=True)] for row in rows]
-
-
-def _folded(cell: str, width: int) -> list[str]:
-    return [wrapped(line, width, hanging="") for line in cell.split("\n")]
-
-
-def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)]
-
-
-def _width(widths: Sequence[int]) -> int:
-    return sum(widths) + len(GAP) * (len(widths) - 1)
-
-
-def _aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[list[str]]:
-    """Return the lines of each row, whose cells may have several."""
-    widths = _widths(rows)
+    columns = [
+        tuple("\n".join(wrapped(line, own, hanging="") for line in cell.split("\n")) for cell in column)
+        for column, own in zip(columns, widths, strict=True)
+    ]
+    widths = [_widest(column) for column in columns]
+    if sum(widths) > room:
+        return None
 
     def line(texts: Sequence[str]) -> str:
         parts = zip(texts, widths, right, strict=True)
-        return GAP.join(text.rjust(width) if number else text.ljust(width) for text, width, number in parts).rstrip()
+        return GAP.join(text.rjust(own) if number else text.ljust(own) for text, own, number in parts).rstrip()
 
-    return [[line(texts) for texts in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")] for row in rows]
+    cells = [[cell.split("\n") for cell in row] for row in zip(*columns, strict=True)]
+    return [[line(texts) for texts in zip_longest(*row, fillvalue="")] for row in cells]
+
+
+def _widest(column: Sequence[str]) -> int:
+    return max(len(line) for cell in column for line in cell.split("\n"))
 
 
 def _block(headers: Sequence[str], cells: Sequence[str], width: int) -> list[str]:
@@ -152,16 +179,15 @@ class Sentences:
         ]
 
 
-def each(lines: Mapping[str, Sequence[str]]) -> list[Sentences]:
-    """Return every sentence, with the things that it holds for, as a group of its own."""
-    return [Sentences([text], list(holds)) for text, holds in lines.items()]
+def grouped(lines: Mapping[str, Sequence[str]], *, apart: bool = False) -> list[Sentences]:
+    """Return sentences, with the things that each holds for, as groups of one pattern, in the order of the first.
 
-
-def grouped(lines: Mapping[str, Sequence[str]]) -> list[Sentences]:
-    """Return sentences, with the things that each holds for, as groups of one pattern, in the order of the first."""
+    `apart`: every sentence as a group of its own.
+    """
     groups: list[Sentences] = []
     for text, holds in lines.items():
-        group = next((one for one in groups if _alike(one.text.split(), text.split())), None)
+        alike = () if apart else (one for one in groups if _alike(one.text.split(), text.split()))
+        group = next(iter(alike), None)
         if group is None:
             groups.append(Sentences([text], list(holds)))
         else:

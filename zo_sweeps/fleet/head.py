@@ -14,8 +14,8 @@ import socket
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ import psutil
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.fleet import gateway
-from zo_sweeps.fleet.gateway import CODE_MINUTES, LEASE_MINUTES, PORT
 from zo_sweeps.fleet.keeper import Keeper, last_line
 from zo_sweeps.fleet.node import (
     labels,
     listens,
     new_identity,
     node_arguments,
+    noted,
     own_folder,
     running,
     terminate,
@@ -42,7 +42,6 @@ from zo_sweeps.schedule.cluster import (
     checked,
     private_folder,
     remove_short_folder,
-    short_folder,
     token_environment,
     token_for_head,
 )
@@ -54,33 +53,22 @@ ENDING = "the last head from this folder is still ending; waiting for it"
 QUIET_SECONDS = 15.0  # after which `start` reports what it waits for
 
 
-@dataclass(frozen=True)
-class HeadOptions:
-    """The options of `head start`.
+class HeadOptions(Namespace):
+    """The options of `head start`, as its parser describes them."""
 
-    Args:
-        host: the address that nodes and browsers use. On loopback MLflow asks for no password.
-        port, mlflow_port, dashboard_port, gateway_port: 0: no dashboard, no gateway (also without its package).
-        cpus, gpus: that the head lends to trials; None: all.
-        ports: "first-last" for everything else Ray listens on; "": any.
-        lease: minutes without a sign of life of an agent, before its trial runs elsewhere.
-        tls: whether Ray's connections are encrypted, where `host` is not on loopback.
-        certificate, key: files of the gateway's own certificate chain and its key, instead of one that we make.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 6379
-    mlflow_port: int = 5000
-    dashboard_port: int = 8265
-    cpus: int | None = None
-    gpus: int | None = None
-    ports: str = ""
-    token_file: str | None = None
-    gateway_port: int = field(default_factory=lambda: PORT if "gateway" in registry.offered("part") else 0)
-    lease: float = LEASE_MINUTES
-    tls: bool = True
-    certificate: str | None = None
-    key: str | None = None
+    host: str
+    port: int
+    mlflow_port: int
+    dashboard_port: int
+    gateway_port: int
+    lease: float
+    tls: bool
+    certificate: str | None
+    key: str | None
+    token_file: str | None
+    cpus: int | None
+    gpus: int | None
+    ports: str
 
     @property
     def own(self) -> gateway.Own:
@@ -97,23 +85,22 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
     folder = _folder(state_dir)
     with _alone(folder, say):
         if head := running(folder / "head.json"):
-            raise UserError(
-                f"a head is already running (pid {head['pid']}, {head['address']})", fix="zo-sweeps head stop"
-            )
+            what = f"a head is already running (pid {head['pid']}, {head['address']})"
+            raise UserError(what, fix="zo-sweeps head stop")
         _await_the_end_of_the_last(folder, say)
         token = token_for_head(options.token_file, state_dir)
         if bool(options.certificate) != bool(options.key):
             raise UserError("a certificate needs its key, and a key its certificate", where="--certificate, --key")
         if own := options.own:
-            options = replace(options, certificate=str(Path(own[0]).resolve()), key=str(Path(own[1]).resolve()))
+            options.certificate, options.key = (str(Path(name).resolve()) for name in own)
         _must_differ(options)
         for port in filter(None, (options.port, options.dashboard_port, options.gateway_port)):
             _must_be_free(port)
         if served:  # fails here, not in its log
             served.prepare(folder, options.host, options.own, say)
         server.prepare(state_dir, options.mlflow_port, options.host)  # the same
-        state = {**asdict(options), "token_file": str(token), "identity": new_identity(folder)}
-        state |= {"pid": 0, "started": 0.0, "address": f"{_address(options)}:{options.port}"}
+        state = {name: getattr(options, name) for name in HeadOptions.__annotations__} | {"token_file": str(token)}
+        state |= {"identity": new_identity(folder), "pid": 0, "address": f"{_address(options)}:{options.port}"}
         replace_text(folder / "head.json", json.dumps(state))
     if block:
         return keep(state_dir, say)
@@ -127,7 +114,7 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
         )
     try:
         _wait(state_dir, process, say)
-    except BaseException:
+    except BaseException:  # Ctrl-C too
         stop(state_dir)
         raise
     announce(state_dir, say)
@@ -138,34 +125,33 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
     """Keep the head and its MLflow server up until SIGTERM or SIGINT: the background process's main function."""
     folder = _folder(state_dir)
     state = json.loads((folder / "head.json").read_text())
-    process = psutil.Process()
-    state |= {"pid": process.pid, "started": process.create_time()}
-    replace_text(folder / "head.json", json.dumps(state))
-    options = _options(state)
-    short = short_folder(folder)
-    served = None
-    if options.gateway_port:
-        where = folder, options.host, options.gateway_port, options.lease, options.own
-        served = gateway.gateway().process(*where, say)
-        served.keep_up()
-    mlflow, checked_at = server.start(state_dir, options.mlflow_port, options.host), time.monotonic()
-
-    def tick() -> None:
-        nonlocal mlflow, checked_at
-        if served:
+    options = HeadOptions(**state)
+    with noted(folder / "head.json", state) as short, contextlib.ExitStack() as ended:
+        served = None
+        if options.gateway_port:
+            where = folder, options.host, options.gateway_port, options.lease, options.own
+            served = gateway.gateway().process(*where, say)
             served.keep_up()
-        if mlflow.has_ended and time.monotonic() - checked_at > CHECK_SECONDS:
-            checked_at = time.monotonic()
-            with contextlib.suppress(UserError):  # another program holds its port for now
-                mlflow = server.start(state_dir, options.mlflow_port, options.host)
+        mlflow, checked_at = server.start(state_dir, options.mlflow_port, options.host), time.monotonic()
+        ended.callback(lambda: mlflow.close())
+        if served:
+            ended.callback(served.stop)
 
-    try:
+        def tick() -> None:
+            nonlocal mlflow, checked_at
+            if served:
+                served.keep_up()
+            if mlflow.has_ended and time.monotonic() - checked_at > CHECK_SECONDS:
+                checked_at = time.monotonic()
+                with contextlib.suppress(UserError):  # another program holds its port for now
+                    mlflow = server.start(state_dir, options.mlflow_port, options.host)
+
         return Keeper(
             say,
             address=state["address"],
             token=Path(state["token_file"]),
             identity=state["identity"],
-            arguments=ray_arguments(options, short),
+            arguments=ray_arguments(options),
             labels=labels(None, state["identity"]),
             temp_dir=short,
             log=folder / "ray.log",
@@ -175,15 +161,9 @@ def keep(state_dir: Path, say: Callable[[str], None]) -> int:
             agents=folder if options.gateway_port else None,
             tick=tick,
         ).run()
-    finally:
-        if served:
-            served.stop()
-        mlflow.close()
-        (folder / "head.json").unlink(missing_ok=True)
-        remove_short_folder(folder)
 
 
-def ray_arguments(options: HeadOptions, temp_dir: Path) -> tuple[str, ...]:
+def ray_arguments(options: HeadOptions) -> list[str]:
     """Return the arguments of `ray start`.
 
     The dashboard listens on loopback only: anyone who reaches it with the token can submit jobs.
@@ -192,7 +172,7 @@ def ray_arguments(options: HeadOptions, temp_dir: Path) -> tuple[str, ...]:
     arguments += [f"--include-dashboard={str(bool(options.dashboard_port)).lower()}", "--dashboard-host=127.0.0.1"]
     if options.dashboard_port:
         arguments.append(f"--dashboard-port={options.dashboard_port}")
-    return (*arguments, *node_arguments(temp_dir, options.cpus, options.gpus, None, options.ports))
+    return [*arguments, *node_arguments(options.cpus, options.gpus, None, options.ports)]
 
 
 def code(state_dir: Path, minutes: float, say: Callable[[str], None]) -> int:
@@ -205,8 +185,9 @@ def code(state_dir: Path, minutes: float, say: Callable[[str], None]) -> int:
     if not state or not state["gateway_port"]:
         missing = UserError(f"no head with a gateway runs from {state_dir}", fix="zo-sweeps head start")
         raise registry.absent("part", "gateway") or missing
-    where = folder, state["host"], state["gateway_port"], minutes, _options(state).own
-    for line in gateway.gateway().joining(*where):
+    for line in gateway.gateway().joining(
+        folder, state["host"], state["gateway_port"], minutes, HeadOptions(**state).own
+    ):
         say(line)
     return 0
 
@@ -268,7 +249,7 @@ def announce(state_dir: Path, say: Callable[[str], None]) -> None:
     say("\non each node, with a copy of the token file (mode 0600):")
     say(f"  zo-sweeps worker join {state['address']} --device NAME --token-file ray_token")
     if state["gateway_port"]:
-        code(state_dir, CODE_MINUTES, say)
+        code(state_dir, gateway.CODE_MINUTES, say)
     say("here, to run a grid on the cluster:")
     is_default = str(state_dir) == "zo_runs"
     folder = shlex.quote(str(state_dir))
@@ -343,10 +324,6 @@ def _wait(state_dir: Path, process: subprocess.Popen[bytes], say: Callable[[str]
     raise UserError(f"the head {why} after {START_SECONDS:.0f} s: {last_line(folder / 'ray.log')}", where=str(folder))
 
 
-def _options(state: Mapping[str, Any]) -> HeadOptions:
-    return HeadOptions(**{name: state[name] for name in HeadOptions.__dataclass_fields__})
-
-
 def _folder(state_dir: Path) -> Path:
     return own_folder(state_dir / "head")
 
@@ -379,10 +356,9 @@ def _must_be_free(port: int) -> None:
         try:
             probe.bind(("", port))
         except (OSError, OverflowError) as error:
-            raise UserError(
-                f"port {port} cannot be used: {getattr(error, 'strerror', error)}",
-                fix="choose another with --port, --mlflow-port, --dashboard-port or --gateway-port",
-            ) from None
+            what = f"port {port} cannot be used: {getattr(error, 'strerror', error)}"
+            fix = "choose another with --port, --mlflow-port, --dashboard-port or --gateway-port"
+            raise UserError(what, fix=fix) from None
 
 
 if __name__ == "__main__":

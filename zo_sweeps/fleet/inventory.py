@@ -104,11 +104,6 @@ def row_of(device: Machine, now: float) -> list[str]:
         return row(replace(device, facts={}), now)
 
 
-def listed(devices: Sequence[Machine]) -> list[ListedDevice]:
-    """Return the devices with what each can run."""
-    return [ListedDevice(**vars(one), can=capabilities(one.facts)) for one in devices]
-
-
 def row(one: Machine, now: float) -> list[str]:
     """Return a machine's row of the table; an unknown value is a dash."""
     facts = one.facts

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Keeper:
     Args:
         say: prints a line for the user.
         identity: its `zo.id`, the same after a restart.
-        arguments: of `ray start`, without `--block` and `--labels`, which `node.labels` makes.
+        arguments: of `ray start`, without `--block`, `--temp-dir` and `--labels`, which `node.labels` makes.
         temp_dir: Ray's folder, a short path; old sessions in it are removed.
         log: the file for Ray's own output.
         grace: seconds for running trials to stop when the node is asked to leave; 0, as of a head: it ends at once.
@@ -59,7 +59,7 @@ class Keeper:
     address: str
     token: Path
     identity: str
-    arguments: tuple[str, ...]
+    arguments: Sequence[str]
     labels: str
     temp_dir: Path
     log: Path
@@ -112,8 +112,9 @@ class Keeper:
             if self._leave:
                 return "left"
         keep_newest(self.temp_dir)
-        began = f"--labels={self.labels},{cluster.BEGAN_LABEL}={time.time():.0f}"
-        self._ray = self._start(ray_private.CLI, "start", "--block", *self.arguments, began)
+        labels = f"--labels={self.labels},{cluster.BEGAN_LABEL}={time.time():.0f}"
+        where = f"--temp-dir={self.temp_dir}"
+        self._ray = self._start(ray_private.CLI, "start", "--block", *self.arguments, where, labels)
         end = time.monotonic() + BOOT_SECONDS
         while not (raylet := self._raylet()) and self._ray.poll() is None and time.monotonic() < end:
             time.sleep(0.1)

@@ -9,16 +9,17 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.host import VERSION
 from zo_sweeps.devices.probe import probe
-from zo_sweeps.schedule.cluster import GPU_LABEL, TOOL_LABEL, VERSION_LABEL
+from zo_sweeps.schedule.cluster import GPU_LABEL, TOOL_LABEL, VERSION_LABEL, remove_short_folder, short_folder
 
 OBJECT_STORE_BYTES = 75 * 2**20  # Ray's minimum: only journals of some kilobytes go through it
 FIXED_PORTS = (
@@ -77,14 +78,12 @@ def new_identity(folder: Path) -> str:
     return path.read_text().strip()
 
 
-def node_arguments(
-    temp_dir: Path, cpus: int | None, gpus: int | None, memory_bytes: int | None, ports: str
-) -> list[str]:
-    """Return the arguments of `ray start` that every node has. Raises UserError for a bad range of ports.
+def node_arguments(cpus: int | None, gpus: int | None, memory_bytes: int | None, ports: str) -> list[str]:
+    """Return what `ray start` is told of a node's share of its machine. Raises UserError for a bad range of ports.
 
     With None, Ray detects cpus, gpus and memory (on a Jetson it detects no GPU).
     """
-    arguments = [f"--temp-dir={temp_dir}", f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats"]
+    arguments = [f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats"]
     arguments.append("--include-log-monitor=false")  # it takes 80 MB to forward logs that our drivers do not show
     resources = {"num-cpus": cpus, "num-gpus": gpus, "memory": memory_bytes}
     arguments += [f"--{name}={value}" for name, value in resources.items() if value is not None]
@@ -102,6 +101,18 @@ def port_range(text: str) -> tuple[int, int]:
     if not 1024 <= first < last <= 65535 or last - first < 20:
         raise UserError(f"{text!r} is not a range of at least 21 ports", where="--ports", fix="as in 10000-10050")
     return first, last
+
+
+@contextlib.contextmanager
+def noted(path: Path, state: Mapping[str, Any]) -> Iterator[Path]:
+    """Note this process in a file, for `running`, and yield a short folder for Ray; both go with the block."""
+    process = psutil.Process()
+    replace_text(path, json.dumps({**state, "pid": process.pid, "started": process.create_time()}))
+    try:
+        yield short_folder(path.parent)
+    finally:
+        path.unlink(missing_ok=True)
+        remove_short_folder(path.parent)
 
 
 def running(path: Path) -> Mapping[str, Any] | None:

@@ -65,7 +65,7 @@ def main(address: str, token: str, identity: str, agents: str = "", leave_within
             time.sleep(PERIOD)
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
-    except Exception as error:  # Ray's own: the head is unreachable
+    except Exception as error:  # Ray's client raises classes of its own, some private: the head is unreachable
         print(f"{type(error).__name__}: {str(error).splitlines()[:1]}", file=sys.stderr)
     return 1
 

@@ -116,18 +116,6 @@ def path_of(name: str, *, system: bool) -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user" / name
 
 
-def disable(name: str, *, system: bool) -> None:
-    """Stop a service in order, now and for later boots; nothing without systemd. Raises UserError when it cannot."""
-    tool = shutil.which("systemctl")
-    if not tool:
-        return
-    words = [*([] if system else ["--user"]), "disable", "--now", name]
-    stopped = subprocess.run([tool, *words], capture_output=True, text=True, check=False)
-    if stopped.returncode:
-        what = (stopped.stderr.strip().splitlines() or [""])[0]
-        raise UserError(f"the service cannot be stopped: {what}", fix=shlex.join(["systemctl", *words]))
-
-
 NAME = "zo-sweeps-worker.service"
 ACCOUNT = "zo"
 SETTINGS, STATE = Path("/etc/zo-sweeps"), Path("/var/lib/zo-sweeps")
@@ -135,51 +123,45 @@ GROUPS = ("video", "render", "plugdev")  # who may use a Jetson's GPU, another G
 FILES = ("--token-file", "--state-dir", "--config-dir")
 
 
-def absolute(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with absolute paths: systemd starts in /."""
-    words = []
-    for i, word in enumerate(arguments):
+def unit_arguments(given: Sequence[str], *, system: bool) -> list[str]:
+    """Return the arguments of `worker join` with absolute paths, because systemd starts in /.
+
+    `system`: with the account's copy of the token and its state folder instead of the user's.
+    """
+    arguments, words = [], iter(given)
+    for word in words:
         flag, equals, value = word.partition("=")
-        if equals and flag in FILES:
-            word = f"{flag}={Path(value).expanduser().absolute()}"
-        elif i and arguments[i - 1] in FILES:
-            word = str(Path(word).expanduser().absolute())
-        words.append(word)
-    return words
+        if flag not in FILES:
+            arguments.append(word)
+            continue
+        path = str(Path(value if equals else next(words)).expanduser().absolute())
+        if not (system and flag in ("--token-file", "--state-dir")):
+            arguments += [f"{flag}={path}"] if equals else [flag, path]
+    own = ["--token-file", str(SETTINGS / "ray_token"), "--state-dir", str(STATE)]
+    return [*arguments, *own] if system else arguments
 
 
-def of_system(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of `worker join` for the service's account: its copy of the token, its state folder."""
-    words, skip = [], False
-    for word in arguments:
-        flag, equals, _ = word.partition("=")
-        if not skip and flag not in ("--token-file", "--state-dir"):
-            words.append(word)
-        skip = flag in ("--token-file", "--state-dir") and not equals
-    return [*words, "--token-file", str(SETTINGS / "ray_token"), "--state-dir", str(STATE)]
+def unit(arguments: Sequence[str], address: str, grace: float, config_dirs: Sequence[str], *, system: bool) -> Unit:
+    """Return the worker's unit; of the system, it runs as an account of its own, confined.
 
-
-def unit(arguments: Sequence[str], address: str, grace: float, *, system: bool) -> Unit:
-    """Return the worker's unit. The token is in a file that `arguments` name, never in the unit."""
+    The token is in a file that `arguments` name, never in the unit.
+    """
     description = f"zo_sweeps worker of the Ray head at {address}"
-    settings = _settings(arguments) if system else []
+    settings = []
+    if system:
+        known = {group.gr_name for group in grp.getgrall()}
+        groups = [name for name in GROUPS if name in known]
+        settings = [
+            f"User={ACCOUNT}",
+            *([f"SupplementaryGroups={' '.join(groups)}"] if groups else []),
+            f"StateDirectory={STATE.name}",
+            f"WorkingDirectory={STATE}",
+            *confined(_used(config_dirs)),
+        ]
     return Unit(NAME, description, ["worker", "join", *arguments], grace + 60, settings, system)
 
 
-def _settings(arguments: Sequence[str]) -> list[str]:
-    """Return the settings of a worker that runs as an account of its own, confined."""
-    known = {group.gr_name for group in grp.getgrall()}
-    groups = [name for name in GROUPS if name in known]
-    return [
-        f"User={ACCOUNT}",
-        *([f"SupplementaryGroups={' '.join(groups)}"] if groups else []),
-        f"StateDirectory={STATE.name}",
-        f"WorkingDirectory={STATE}",
-        *confined(_used(arguments)),
-    ]
-
-
-def install(unit: Unit, arguments: Sequence[str], token: Path | None, *, say: Callable[[str], None]) -> None:
+def install(unit: Unit, config_dirs: Sequence[str], token: Path | None, *, say: Callable[[str], None]) -> None:
     """Install the unit, and print how to start it.
 
     Args:
@@ -188,7 +170,7 @@ def install(unit: Unit, arguments: Sequence[str], token: Path | None, *, say: Ca
     Raises UserError when it cannot, and when the account could not read what the worker runs from.
     """
     if token:
-        _must_be_readable(_used(arguments))
+        _must_be_readable(_used(config_dirs))
         account = _account()
         try:
             SETTINGS.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -210,7 +192,12 @@ def uninstall(*, system: bool, say: Callable[[str], None]) -> int:
     if not path.exists():
         say(f"no service here: {path} does not exist")
         return 1
-    disable(NAME, system=system)
+    if tool := shutil.which("systemctl"):
+        words = [*([] if system else ["--user"]), "disable", "--now", NAME]
+        stopped = subprocess.run([tool, *words], capture_output=True, text=True, check=False)
+        if stopped.returncode:
+            what = (stopped.stderr.strip().splitlines() or [""])[0]
+            raise UserError(f"the service cannot be stopped: {what}", fix=shlex.join(["systemctl", *words]))
     try:
         for file in (path, *([SETTINGS / "ray_token"] if system else [])):
             file.unlink(missing_ok=True)
@@ -222,15 +209,10 @@ def uninstall(*, system: bool, say: Callable[[str], None]) -> int:
     return 0
 
 
-def _used(arguments: Sequence[str]) -> Iterator[Path]:
+def _used(config_dirs: Sequence[str]) -> Iterator[Path]:
     """Yield the folders that the worker reads: Python, packages, this code, profiles."""
     yield from (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[1])
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        flag, equals, value = word.partition("=")
-        if before == "--config-dir":
-            yield Path(word)
-        elif flag == "--config-dir" and equals:
-            yield Path(value)
+    yield from (Path(name).expanduser().absolute() for name in config_dirs)
 
 
 def _must_be_readable(paths: Iterator[Path]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import adapters
-from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.identity import folder_of, repo_of
 from zo_sweeps.models.load import quiet
 from zo_sweeps.models.projection import is_transposed
@@ -55,13 +54,14 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     Raises UserError if the folder is not empty or not writable, or the space cannot be saved in this form; and as
     `rebuilt` does.
     """
-    config = TrialConfig.of(_finished(trial_id, state_dir)[0].config)
+    finished = _finished(trial_id, state_dir)
+    config = TrialConfig.of(finished[0].config)
     whole = merge or config.space.adapter is None
     if whole and config.space.positions:
         what = f"space {config.space.name!r} cannot be merged: its trained values precede the text and change no weight"
         raise UserError(what, where=trial_id, fix="do not merge: save it as an adapter")
     target = new_or_empty(Path(folder).expanduser())
-    with rebuilt(trial_id, state_dir) as (bench, space):
+    with replayed(*finished) as (bench, space):
         try:
             if whole:
                 _save_whole(bench, space, target, as_package=config.precision.coded and not merge)
@@ -73,9 +73,10 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     return target
 
 
-@contextmanager
-def rebuilt(trial_id: str, state_dir: str | Path = "zo_runs") -> Iterator[tuple[Workbench, InstalledSpace]]:
-    """Yield the workbench of a trial, and its space with the weights of the selected step, which were tested.
+def rebuilt(
+    trial_id: str, state_dir: str | Path = "zo_runs"
+) -> AbstractContextManager[tuple[Workbench, InstalledSpace]]:
+    """Return the workbench of a trial, and its space with the weights of the selected step, which were tested.
 
     On the same kind of device they equal the weights of the run bit for bit.
 
@@ -88,8 +89,7 @@ def rebuilt(trial_id: str, state_dir: str | Path = "zo_runs") -> Iterator[tuple[
     noise passes over the space per step, and one forward if directions read the minibatches. The process keeps the base
     model for the next trial that uses it.
     """
-    with replayed(*_finished(trial_id, state_dir)) as found:
-        yield found
+    return replayed(*_finished(trial_id, state_dir))
 
 
 @contextmanager
@@ -154,7 +154,10 @@ def _save_whole(bench: Workbench, space: InstalledSpace, target: Path, *, as_pac
         for layer in space.layers.values():
             merge(layer, layer.base)
         space.uninstall()
-    save(bench.model, target)
+    module: Any = bench.model.module
+    with quiet(), new_folder(target) as part:
+        module.save_pretrained(str(part), safe_serialization=True)
+        bench.model.tokenizer.save_pretrained(str(part))
 
 
 def _base(model: Model, commit: str) -> tuple[str, str]:
@@ -198,15 +201,3 @@ def merge(layer: nn.Module, base: nn.Module) -> None:
         if bias is not None and kept is not None:
             bias.data = kept
     stored.copy_(product if is_transposed(base) else product.t())
-
-
-def save(model: CausalModel, folder: Path) -> None:
-    """Write a model for `from_pretrained` (safetensors, with its tokenizer); the folder appears whole or not at all.
-
-    Args:
-        folder: absent or empty.
-    """
-    module: Any = model.module
-    with quiet(), new_folder(folder) as part:
-        module.save_pretrained(str(part), safe_serialization=True)
-        model.tokenizer.save_pretrained(str(part))

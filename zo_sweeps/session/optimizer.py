@@ -112,7 +112,7 @@ class Optimizer(torch.optim.Optimizer):
         """The definition of the trained space, with its options."""
         return self._config.space
 
-    def step(self, closure: Callable[..., Tensor | float]) -> float:  # type: ignore[override]  # torch's may be None
+    def step(self, closure: Callable[..., Tensor | float]) -> float:  # type: ignore[override]  # torch's is optional
         """Take one step; return its loss, the mean over its points.
 
         Args:
@@ -126,16 +126,9 @@ class Optimizer(torch.optim.Optimizer):
         if any(isinstance(layer, _DropoutNd) and layer.training and layer.p > 0 for layer in self._model.modules()):
             raise UserError("the model draws dropout, other at each point of a step", fix="call model.eval()")
         number, lr, seen = len(self.log) + 1, float(self.param_groups[0]["lr"]), _Seen()
+        f, state = self._objective(closure), self._state
         estimate, self._state = step(
-            self._method,
-            self._model,
-            self.space,
-            self._objective(closure),
-            self._state,
-            seed=self._seed,
-            step=number,
-            lr=lr,
-            peers=seen,
+            self._method, self._model, self.space, f, state, seed=self._seed, step=number, lr=lr, peers=seen
         )
         self._write()
         self.estimate, self.losses = estimate, seen.of_points
@@ -290,12 +283,9 @@ def _fingerprint(params: Mapping[str, Tensor]) -> str:
 
 def _must_agree(header: Mapping[str, Any], own: Mapping[str, Any], where: str) -> None:
     """Raise UserError unless a run has this optimizer's method, seed and options, and parameters of these shapes."""
-    said = {key: header[key] for key in ("method", "seed")} | header["options"]
-    here = {key: own[key] for key in ("method", "seed")} | own["options"]
-    others = [
-        f"{key}={said.get(key)!r}, not {here.get(key)!r}" for key in {**said, **here} if said.get(key) != here.get(key)
-    ]
-    if others:
+    said, here = ({"method": one["method"], "seed": one["seed"], **one["options"]} for one in (header, own))
+    names = [name for name in {**said, **here} if said.get(name) != here.get(name)]
+    if others := [f"{name}={said.get(name)!r}, not {here.get(name)!r}" for name in names]:
         raise UserError(f"it is of another configuration: {', '.join(others)}", where=where)
     run, model = header["parameters"], own["parameters"]
     for name in {**run, **model}:

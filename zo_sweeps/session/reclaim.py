@@ -44,14 +44,6 @@ class Reclaimable:
     size: int
 
 
-@dataclass(frozen=True)
-class Dropped:
-    """What became of an entry. `kept`: why it was not dropped; "" if it was."""
-
-    entry: Reclaimable
-    kept: str
-
-
 def reclaimable(state_dir: Path) -> list[Reclaimable]:
     """Return what this machine's cache holds for the trials of a state folder, largest first.
 
@@ -93,8 +85,10 @@ def _names(trial: Trial, events: Sequence[Event]) -> Iterator[tuple[str, str]]:
                     yield from runtime.prepared_for(config, event.code)
 
 
-def reclaim(state_dir: Path) -> Iterator[Dropped]:
+def reclaim(state_dir: Path) -> Iterator[tuple[Reclaimable, str]]:
     """Compute each entry of `reclaimable` again, in an empty cache folder, and drop it if its bytes are the same.
+
+    Yields each with why it was kept; "" if it was dropped.
 
     Entries that waiting trials need are kept, and those that are not computed here to the bit. Holds the lock of the
     state folder. A trial of another sweep that is loading an entry at that moment fails, and computes it when it is
@@ -106,10 +100,10 @@ def reclaim(state_dir: Path) -> Iterator[Dropped]:
     must_have_run(state_dir)
     with Ledger(state_dir):
         for entry in reclaimable(state_dir):
-            yield Dropped(entry, "needed by trials without a result" if entry.waiting else _dropped(entry, state_dir))
+            yield entry, "needed by trials without a result" if entry.waiting else _drop(entry, state_dir)
 
 
-def _dropped(entry: Reclaimable, state_dir: Path) -> str:
+def _drop(entry: Reclaimable, state_dir: Path) -> str:
     """Drop an entry if one of its trials computes it again to the bit; return why it was kept, or ""."""
     from zo_sweeps.run.run_trial import set_up
 

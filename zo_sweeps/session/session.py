@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from zo_sweeps.record.mlflow_store import MlflowMirror
 
 STORE_SECONDS = 60.0  # time allowed for an unreachable MLflow store to come back, and for the final upload
-PROBED_SECONDS = 60.0  # of a sweep on the core of reference, from which ten for a probe are little
 IDLE_SECONDS = 5.0  # the same, for a named server and a sweep with nothing left to run
+PROBED_SECONDS = 60.0  # of a sweep on the core of reference, from which ten for a probe are little
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,13 @@ class Result:
         return bool(ended) and ended <= {TrialState.DIVERGED, TrialState.OUT_OF_MEMORY}
 
 
-class ProgressDisplay(Protocol):
-    """The display while trials run."""
-
-    def update(self, snapshot: Snapshot) -> None:
-        """Show the progress of the sweep."""
-
-    def say(self, text: str) -> None:
-        """Show a line."""
-
-
 class View:
     """The display of a sweep. This base class shows nothing; the command line's prints."""
 
     def say(self, text: str) -> None:
         """Show a line."""
 
-    def progress(self) -> contextlib.AbstractContextManager[ProgressDisplay]:
+    def progress(self) -> contextlib.AbstractContextManager[View]:
         """Return the display from the first trial to the last."""
         return contextlib.nullcontext(self)
 
@@ -140,13 +130,16 @@ def run(
         if over := plan_facts(plan).over_budget:
             raise UserError("; ".join(over))
     state_dir, plan = plan.config.folder.resolve(), beside_written(plan, composer)
-    sweep_id, executor = _sweep_id(plan), plan.config.executor
+    sweep_id = fingerprint([plan.name, sorted(plan.every)])  # of these alone: a resumed sweep continues its MLflow run
+    executor, tracking = plan.config.executor, plan.config.tracking.uri
     with hooks.Hooks(plan.config.on, plan.name, state_dir, view.say) as called:
         with (
             contextlib.closing(JournalStore(state_dir)) as store,
             Ledger(state_dir, sweep_id) as ledger,
-            _mirror(plan, composer, state_dir, command, view) as (mirror, where),
+            contextlib.closing(_mirror(plan, composer, state_dir, sweep_id, command, view)) as mirror,
         ):
+            for trial in plan.trials:
+                mirror.register(trial)
             for line in (*past_sweeps.since(plan, command), *crowded(plan)):
                 view.say(f"note: {line}")
             past_sweeps.save(plan, composer, state_dir, sweep_id)
@@ -179,14 +172,19 @@ def run(
                     say=progress.say,
                 ).run()
             seconds = time.monotonic() - began
-            result = Result(readout.tables(plan, composer, ledger), summary, seconds, state_dir, where)
+            tables, where = readout.tables(plan, composer, ledger), tracking or str(state_dir / "mlflow")
+            result = Result(tables, summary, seconds, state_dir, where)
             view.result(plan, result)
-            page = {}
+            files = {"table.tex": to_latex(*tables), "table.csv": to_csv(*tables)}
             try:
-                page["report.html"] = report.html(plan, composer, ledger, str(command))
+                files["report.html"] = report.html(plan, composer, ledger, str(command))
             except UserError as error:
                 view.say(f"no report: {error}")
-            _hand_over(plan, mirror, result, page, view)
+            mirror.finish(to_markdown(*tables), files, _aggregates(tables), result.status)
+            idle = tracking and not summary.ran  # a named server that does not answer is not waited for
+            # Whatever the store misses stays in the journals.
+            if left := mirror.drain(min(STORE_SECONDS, IDLE_SECONDS) if idle else STORE_SECONDS):
+                view.say(f"MLflow has not taken {left} trials yet; the next run of this command sends them")
         called.ended(result.status, result.summary.counts)
     return result
 
@@ -219,45 +217,20 @@ def probe_this_host(plan: Plan) -> None:
     measure(plan.config.executor.cpus_per_trial)
 
 
-def _sweep_id(plan: Plan) -> str:
-    """Return an id that depends on the grid and its trials only, so that a resumed sweep continues its MLflow run."""
-    return fingerprint([plan.name, sorted(plan.every)])
-
-
-@contextlib.contextmanager
 def _mirror(
-    plan: Plan, composer: Composer, state_dir: Path, command: Command, view: View
-) -> Iterator[tuple[MlflowMirror, str]]:
-    """Yield the MLflow mirror of a sweep and its location: the state folder's own store unless a server is named."""
+    plan: Plan, composer: Composer, state_dir: Path, sweep_id: str, command: Command, view: View
+) -> MlflowMirror:
+    """Return the MLflow mirror of a sweep: in the state folder's own store unless a server is named."""
     import yaml
 
     from zo_sweeps.record.mlflow_store import MlflowMirror
     from zo_sweeps.record.sweep_book import SweepInfo
 
+    whole = {**composer.trial, **plan.config.to_json()}
+    text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
+    info = SweepInfo(sweep_id=sweep_id, grid=plan.name, title=plan.title, command=str(command), config_yaml=text)
     uri = plan.config.tracking.uri
-    info = SweepInfo(
-        sweep_id=_sweep_id(plan),
-        grid=plan.name,
-        title=plan.title,
-        command=str(command),
-        config_yaml=yaml.safe_dump({**composer.trial, **plan.config.to_json()}, sort_keys=False, allow_unicode=True),
-    )
-    with contextlib.closing(
-        MlflowMirror(uri, plan.name, info, state_dir, say=view.say, patience=STORE_SECONDS)
-    ) as mirror:
-        for trial in plan.trials:
-            mirror.register(trial)
-        yield mirror, uri or str(state_dir / "mlflow")
-
-
-def _hand_over(plan: Plan, mirror: MlflowMirror, result: Result, page: Mapping[str, str], view: View) -> None:
-    """Send the tables to MLflow and wait for it to catch up; whatever it misses stays in the journals."""
-    files = {"table.tex": to_latex(*result.tables), "table.csv": to_csv(*result.tables), **page}
-    mirror.finish(to_markdown(*result.tables), files, _aggregates(result.tables), result.status)
-    idle = plan.config.tracking.uri and not result.summary.ran  # a named server that does not answer is not waited for
-    left = mirror.drain(min(STORE_SECONDS, IDLE_SECONDS) if idle else STORE_SECONDS)
-    if left:
-        view.say(f"MLflow has not taken {left} trials yet; the next run of this command sends them")
+    return MlflowMirror(uri, plan.name, info, state_dir, say=view.say, patience=STORE_SECONDS)
 
 
 def _aggregates(tables: Sequence[Table]) -> Mapping[str, float]:

@@ -159,8 +159,8 @@ def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, st
         return Verdict.ATTESTED, "a measurement of time or of circuits, without a test score"
     if not test or test.weights is None or test.rows is None or test.right is None or test.examples is None:
         raise _WrongError("its log has no digest of the weights: it was taken out, or an earlier version ran the trial")
-    here = replace(trial, config=_here(config, copies))
-    here = replace(here, warm_key=warm_key(here.config))  # type: ignore[arg-type]  # a TrialConfig
+    mine = _here(config, copies)
+    here = replace(trial, config=mine, warm_key=warm_key(mine))
     with replayed(here, events, ended.selected_step) if kind.estimates else _untrained(here, events) as (bench, space):
         weights = digest(space.params) if space is not None else ""
         elsewhere = _elsewhere(events)
@@ -211,9 +211,8 @@ def _follows(trial: Trial, events: list[Event], ended: Outcome) -> None:
 def _scored(split: str, scores: Any, event: ScoredDev | ScoredTest, events: list[Event], edge: float) -> None:
     """Raise _WrongError unless a split is scored here as in the run; metrics may differ by `edge`."""
     if not math.isclose(scores.loss, event.loss, rel_tol=SCORED):
-        raise _WrongError(
-            f"{split}/loss is {event.loss:.6g} in its log, and {scores.loss:.6g} here{_elsewhere(events)}"
-        )
+        what = f"{split}/loss is {event.loss:.6g} in its log, and {scores.loss:.6g} here"
+        raise _WrongError(f"{what}{_elsewhere(events)}")
     if {*scores.metrics} != {*event.metrics} or event.metric != next(iter(event.metrics.values())):
         raise _WrongError(f"the metrics of {split} in its log are not those of its task")
     for name, value in scores.metrics.items():

@@ -15,7 +15,7 @@ REPO = AGENT.parents[2]
 FOLDERS = ("core", "devices", "engine", "methods", "models", "run", "tasks")
 FILES = (
     "__init__",
-    *("cli/__init__", "cli/lines", "cli/parser"),
+    *("cli/__init__", "cli/parser", "cli/text"),
     *("fleet/__init__", "fleet/node", "fleet/systemd"),
     "plan/__init__",
     *("record/__init__", "record/journal", "record/spent"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from zo_sweeps.cli.lines import ended
+from zo_sweeps.cli.parser import ended
 from zo_sweeps.core.errors import UserError
 from zo_sweeps_agent.command import agent
 
