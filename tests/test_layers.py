@@ -48,7 +48,7 @@ ONLY_IN = {
     "mlflow": {"record/"},
     "hydra": {"config/"},
     "omegaconf": {"config/"},
-    "transformers": {"models/", "tasks/"},
+    "transformers": {"models/", "tasks/", "session/trainer.py"},
     "datasets": {"tasks/"},
     "executorch": set(),
     "torchao": set(),

@@ -42,6 +42,11 @@ class ZOTrainer(Trainer):
     method's forwards.
     """
 
+    model: Any  # of these, Trainer's own types allow None, and each of many classes
+    optimizer: Any
+    lr_scheduler: Any
+    processing_class: Any
+
     def __init__(
         self,
         *args: Any,
@@ -65,7 +70,8 @@ class ZOTrainer(Trainer):
     @property
     def zo(self) -> Optimizer:
         """The optimizer: its log, its last losses, its space."""
-        return getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
+        opt: Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
+        return opt
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Make the method's optimizer; where a run is resumed, after the steps of its log."""
@@ -74,7 +80,7 @@ class ZOTrainer(Trainer):
             self.optimizer = _Stepped(self.model, **given)
             if self._log is not None:
                 self.optimizer.load(self._log)
-        return self.optimizer
+        return self.zo
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
@@ -93,7 +99,8 @@ class ZOTrainer(Trainer):
         summed = self.compute_loss_func is not None or (self.model_accepts_loss_kwargs and items is not None)
         with self.compute_loss_context_manager():
             if points == 1:
-                losses = [self.compute_loss(self.model, {**one}, num_items_in_batch=items) for one in batches]
+                one_loss: Any = self.compute_loss
+                losses = [one_loss(self.model, {**one}, num_items_in_batch=items) for one in batches]
             else:
                 losses = [self._of_groups(one, items if summed else None, points) for one in batches]
         total = torch.stack(losses).float().sum(0)
@@ -117,7 +124,7 @@ class ZOTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         if not self._trains_an_adapter():
             return super()._save(output_dir, state_dict)
-        folder, definition = output_dir or self.args.output_dir, self.zo.definition
+        folder, definition = str(output_dir or self.args.output_dir), self.zo.definition
         adapters.save(self.zo.space, definition, folder, module=self.model, base=self.model.name_or_path)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
@@ -140,11 +147,11 @@ class ZOTrainer(Trainer):
     def _load_best_model(self) -> None:
         if not self._trains_an_adapter():
             return super()._load_best_model()
-        adapters.load(self.zo.space, self.zo.definition, self.state.best_model_checkpoint)
+        adapters.load(self.zo.space, self.zo.definition, str(self.state.best_model_checkpoint))
 
 
 class _Stepped(Optimizer):
     """Takes its steps in `training_step`; Trainer calls `step` once more, without a closure, for its scheduler."""
 
-    def step(self, closure: Any = None) -> float | None:
+    def step(self, closure: Any = None) -> Any:
         return None if closure is None else super().step(closure)
