@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Trainer
-from transformers.trainer import SCHEDULER_NAME
 
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import replace_text
 from zo_sweeps.models import adapters
 from zo_sweeps.session.optimizer import Optimizer
 
-LOG = "run.jsonl"  # in every checkpoint
+LOG, SCHEDULE = "run.jsonl", "schedule.json"  # in every checkpoint
 
 
 class ZOTrainer(Trainer):
@@ -134,14 +135,14 @@ class ZOTrainer(Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         self.zo.save(Path(output_dir) / LOG)
-        torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+        replace_text(Path(output_dir) / SCHEDULE, json.dumps(self.lr_scheduler.state_dict()))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._log = Path(resume_from_checkpoint) / LOG
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+            self.lr_scheduler.load_state_dict(json.loads((Path(checkpoint) / SCHEDULE).read_text()))
             (self.zo.param_groups[0]["lr"],) = self.lr_scheduler.get_last_lr()  # the log ends with the last step's
 
     def _load_best_model(self) -> None:
