@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.plan.common import TINY, planned, write_grid
-from zo_sweeps.cli.status import show_plan, show_status
+from zo_sweeps.cli.status import show_plan, show_status, waited
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.events import ScoredDev
+from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.results.facts import plan_facts, status_facts
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.snapshot import LiveFile, Running, Snapshot, read_live
@@ -53,6 +56,60 @@ def test_a_running_sweep_says_what_runs_where_and_why_others_wait_and_an_ended_o
     assert [line for line in said().splitlines() if "stopped" in line] == ["stopped (1 trial): its row failed"]
     LiveFile(tmp_path / "state")
     assert read_live(tmp_path / "state") is None
+
+
+@pytest.mark.parametrize(
+    ("step", "silent", "scored", "predicted", "stalled"),
+    [
+        (10, 119, 0.0, None, False),  # steps of 2 s: ten times that is less than two minutes
+        (10, 121, 0.0, None, True),
+        (1, 199, 0.0, None, False),  # a step of 20 s
+        (1, 201, 0.0, None, True),
+        (10, 299, 30.0, None, False),  # evaluations of half a minute
+        (10, 301, 30.0, None, True),
+        (0, 599, 0.0, None, False),  # nothing is known while a model is loaded,
+        (0, 601, 0.0, None, True),
+        (0, 601, 0.0, 2000.0, False),  # unless the whole trial has a prediction
+        (0, 5001, 0.0, 2000.0, True),  # of 500 s a step
+        (4, 599, 0.0, None, True),
+    ],
+)
+def test_a_trial_stalls_where_neither_its_steps_nor_its_prediction_explain_its_silence(
+    tmp_path: Path, step: int, silent: float, scored: float, predicted: float | None, stalled: bool
+) -> None:
+    trial = replace(planned(tmp_path / "conf", TINY, f"state_dir={tmp_path}").trials[0], steps=4 if step == 0 else 20)
+    now = time.monotonic()
+    run = Running(trial, step=step, since=now - silent - 20, reported=now - silent)
+    run.dev = ScoredDev(step=1, loss=1.0, metric=0.5, seconds=scored, time=0.0)
+    assert run.stalled(predicted) is stalled
+    run.saw([])
+    assert not run.stalled(predicted), "it has reported"
+
+
+def test_waiting_ends_with_a_status_that_says_what_was_seen(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "conf", TINY, f"state_dir={tmp_path / 'state'}")
+    first, second = (trial.trial_id for trial in plan.trials)
+    counts = {TrialState.RUNNING: 1, TrialState.PENDING: 1}
+    with Ledger(tmp_path / "state") as ledger:
+        ledger.write(first, TrialState.RUNNING, attempt=1)
+        run = Running(plan.trials[0], 1, "nano", reported=time.monotonic() - 721)
+        assert [waited(plan, [what], 0) for what in ("done", "failed", "stalled")] == [5, 5, 5], "it runs"
+        LiveFile(tmp_path / "state").update(Snapshot(2, counts, 8, 3, 3, 60.0, (run,), stalled={first}))
+        assert [waited(plan, [what], 0) for what in ("done", "failed", "stalled")] == [5, 5, 4]
+        page = io.StringIO()
+        show_status(status_facts(plan), Console(file=page, width=200), failed=False, trials=False)
+        assert f"stalled: {plan.trials[0].label} has reported nothing for 12 min" in page.getvalue()
+        ledger.write(first, TrialState.FAILED, error="no")
+        assert [waited(plan, what, 0) for what in (["done"], ["failed"], ["stalled", "failed"])] == [5, 3, 4]
+    assert waited(plan, ["done"], 9) == 3, "one failed, one is left"
+    ledger = Ledger(tmp_path / "state")
+    for trial_id in (first, second):
+        ledger.write(trial_id, TrialState.SUCCEEDED, outcome=Outcome(trial_id, TrialState.SUCCEEDED))
+    ended = threading.Timer(0.5, ledger.close)
+    assert waited(plan, ["done"], 0) == 5, "the driver has not ended"
+    ended.start()
+    assert waited(plan, ["done"], 60) == 0
+    ended.join()
 
 
 def test_a_plan_shows_its_rounds_and_the_caps_that_it_cannot_hold_and_is_not_launched(tmp_path: Path) -> None:

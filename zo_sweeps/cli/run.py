@@ -167,7 +167,8 @@ class ProgressView(View):
         for run in self._last.running[:ROWS]:
             label = Text(run.trial.label or run.trial.trial_id)
             steps = f"{run.step}/{run.trial.steps}" if run.trial.steps else "evaluating"
-            rows.add_row(Text(f"  {steps}{_dev(run)}"), label, Text(run.node, style="dim"))
+            stalled = "  stalled" if run.trial.trial_id in self._last.stalled else ""
+            rows.add_row(Text(f"  {steps}{_dev(run)}{stalled}"), label, Text(run.node, style="dim"))
         hidden = len(self._last.running) - ROWS
         more = [Text(f"  and {hidden} more", style="dim")] if hidden > 0 else []
         waits = [Text(f"  {n} waiting: {reason}", style="dim") for reason, n in self._last.waiting.items()]
@@ -181,6 +182,8 @@ def status_line(snapshot: Snapshot) -> str:
     parts += [f"{counts[state]} {state.value.lower()}" for state in TROUBLE if state in counts]
     if waiting := sum(snapshot.waiting.values()):
         parts.append(f"{waiting} waiting")
+    if snapshot.stalled:
+        parts.append(f"{len(snapshot.stalled)} stalled")
     return ", ".join([*parts, f"ETA {duration(snapshot.eta_seconds)}"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -38,6 +39,7 @@ SHOWN = 0.01  # share of a trial's memory from which a part of it is named
 SCORES = ("dev/metric", "test/metric")
 LISTED = 40  # trials; of a larger sweep `--trials` lists them
 WATCH_SECONDS = 2.0
+UNTIL = ("done", "failed", "stalled")
 
 
 def plan(given: Sequence[str]) -> int:
@@ -179,13 +181,21 @@ def status(given: Sequence[str]) -> int:
     parser.add_argument("--failed", action="store_true", help="list the trials that failed, with their errors")
     parser.add_argument("--trials", action="store_true", help="list the trials of a large sweep too")
     parser.add_argument("--watch", action="store_true", help="follow a running sweep to its end")
+    text = "wait for the sweep's end (done), or for its first trial that failed or stalls; may be repeated. The exit "
+    text += "status is 0 if every trial has a result, 3 if some failed or are left, 4 if one stalls, 5 after --timeout"
+    parser.add_argument("--until", action="append", choices=UNTIL, default=[], help=text)
+    text = "longest wait of --until; default: none"
+    parser.add_argument("--timeout", type=float, default=math.inf, metavar="SECONDS", help=text)
     parser.add_argument("--config", action="store_true", help="with an id: the trial's whole configuration")
     parser.add_json({"": SweepStatus, "with an id": TrialFacts})
     options = parse(parser, given)
     ids = trial_ids(options)
     if options.watch and (ids or options.json):
         raise UserError("--watch follows a whole sweep, as text", fix="leave out the id and --json")
+    if options.until and (ids or options.watch):
+        raise UserError("--until waits for a whole sweep", fix="leave out the id and --watch")
     planned, to = read(options).plan, console()
+    code = waited(planned, options.until, options.timeout) if options.until else 0
     if options.watch:
         watch(planned, to, failed=options.failed, trials=options.trials)
     elif options.json:
@@ -194,7 +204,22 @@ def status(given: Sequence[str]) -> int:
         show_trial(trial_facts(planned, ids[0]), to, config=options.config)
     else:
         show_status(status_facts(planned), to, failed=options.failed, trials=options.trials)
-    return 0
+    return code
+
+
+def waited(planned: Plan, until: Sequence[str], timeout: float) -> int:
+    """Wait until a sweep has ended, or as `--until` says; return the exit status."""
+    end = time.monotonic() + timeout
+    while True:
+        sweep = status_facts(planned)
+        stalled, failed = any(run.stalled for run in sweep.running), bool(_failures(sweep))
+        if "stalled" in until and stalled:
+            return 4
+        if not sweep.driver or ("failed" in until and failed):
+            return 3 if failed or TrialState.PENDING.value.lower() in sweep.counts else 0
+        if time.monotonic() >= end:
+            return 5
+        time.sleep(min(WATCH_SECONDS, max(0.0, end - time.monotonic())))
 
 
 def watch(planned: Plan, to: Console, *, failed: bool, trials: bool) -> None:
@@ -287,6 +312,9 @@ def show_progress(sweep: SweepStatus, to: Console) -> None:
     listing(to, ("running now", "step", "node", "attempt", "for"), rows)
     if len(sweep.nodes) > 1:
         listing(to, ("node", "running", "ended"), [(n.node, str(n.running), str(n.ended)) for n in sweep.nodes])
+    for run in sweep.running:
+        if run.stalled:
+            say(to, f"stalled: {run.label} has reported nothing for {duration(run.silent)}")
     for why, waiting in sweep.waiting.items():
         say(to, f"waiting ({counted(waiting, 'trial')}): {why}")
     rate = f", at {count_text(sweep.tokens_per_second)} forwarded tokens per second" if sweep.tokens_per_second else ""

@@ -267,7 +267,8 @@ def status_facts(plan: Plan) -> SweepStatus:
     states = {trial_id: _state(trial_id, plan, standing, bool(driver)) for trial_id in plan.every}
     live = read_live(folder) if driver else None
     late = time.time() - live["time"] if live else 0.0
-    running = [replace(run, seconds=run.seconds + late) for run in live["running"]] if live else []
+    runs = live["running"] if live else []
+    running = [replace(run, seconds=run.seconds + late, silent=run.silent + late) for run in runs]
     return SweepStatus(
         grid=plan.name,
         state_dir=str(folder),

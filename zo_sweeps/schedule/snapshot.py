@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 
 SETTLED_SECONDS = 600.0
+STALLED_SECONDS = 120.0  # of silence, at least
+STALLED_TIMES = 10  # as long as a step or an evaluation took
+UNTIMED_SECONDS = 600.0  # the same, where neither is known: a model is loaded, or test is scored
 
 
 @dataclass
@@ -36,14 +39,28 @@ class Running:
     since: float = field(default_factory=time.monotonic)
     dev: ScoredDev | None = None
     heard: bool = False  # its process has reported; before, it may still wait for its turn on a node
+    reported: float = field(default_factory=time.monotonic)  # when it did last
 
     def saw(self, events: Sequence[Event]) -> None:
         """Take new events."""
+        self.reported = time.monotonic()
         for event in events:
             if isinstance(event, Steps):
                 self.step = event.last
             elif isinstance(event, ScoredDev):
                 self.dev = event
+
+    def stalled(self, predicted: float | None) -> bool:
+        """Return whether it is silent for longer than its steps and evaluations so far, or its prediction, explain.
+
+        Args:
+            predicted: seconds of the whole trial, if they are known.
+        """
+        done, silent = self.step - self.resumed_from, time.monotonic() - self.reported
+        step = (self.reported - self.since) / done if done else (predicted or 0.0) / max(1, self.trial.steps)
+        untimed = max(UNTIMED_SECONDS, predicted or 0.0) if not done or self.step == self.trial.steps else 0.0
+        evaluation = self.dev.seconds if self.dev else 0.0
+        return silent > max(STALLED_SECONDS, STALLED_TIMES * max(step, evaluation), untimed)
 
     def share(self, step: int) -> float:
         """Return the share of the trial's work that is done after a step."""
@@ -62,6 +79,7 @@ class Snapshot:
         predicted: whether costs are predicted seconds.
         tokens_this_run: forwarded tokens of this run.
         waiting: reason -> number of trials that no node can take now.
+        stalled: the attempts that are silent for too long, by trial_id.
         ended: the trial whose end caused this snapshot, if any.
     """
 
@@ -75,6 +93,7 @@ class Snapshot:
     predicted: bool = False
     tokens_this_run: float = 0.0
     waiting: Mapping[str, int] = field(default_factory=dict)
+    stalled: Collection[str] = ()
     ended: tuple[Trial, Outcome] | None = None
 
     @property
@@ -108,7 +127,7 @@ class Watch(Observer):
     def begins(self, sweep: Sweep) -> None:
         self._sweep, trials = sweep, sweep.trials
         seconds = {i: self._predictions.seconds(trial) if self._predictions else None for i, trial in trials.items()}
-        planned = {i: one for i, one in seconds.items() if one is not None}
+        self._seconds = planned = {i: one for i, one in seconds.items() if one is not None}
         self._predicted = len(planned) == len(trials)
         self._costs = planned if self._predicted else {i: trial.cost for i, trial in trials.items()}
         self._total = sum(self._costs.values())
@@ -153,6 +172,7 @@ class Watch(Observer):
                 predicted=self._predicted,
                 tokens_this_run=self._tokens + sum(run.trial.cost * share for run, share in shares),
                 waiting=sweep.waiting,
+                stalled={i for run in running if run.stalled(self._seconds.get(i := run.trial.trial_id))},
                 ended=ended,
             )
         )
@@ -196,6 +216,8 @@ class LiveRun:
     step: int = key("steps done")
     steps: int = key("steps in all; 0: it has none")
     seconds: float = key("since it began")
+    silent: float = key("since it last reported")
+    stalled: bool = key("whether that is ten times as long as its steps and evaluations, or its prediction, explain")
 
 
 class Live(TypedDict):
@@ -231,6 +253,8 @@ class LiveFile:
                 step=run.step,
                 steps=run.trial.steps,
                 seconds=round(now - run.since, 1),
+                silent=round(now - run.reported, 1),
+                stalled=run.trial.trial_id in snapshot.stalled,
             )
             for run in snapshot.running
         ]
