@@ -46,7 +46,8 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = f"zo_sweeps {release}"
 html_static_path = [str(HERE / "static")]
-html_extra_path = [str(HERE / "index.html")]  # leads to the README, which is the front page
+# index.html leads to the README, which is the front page.
+html_extra_path = [str(HERE / "index.html"), str(HERE.parent.parent / "llms.txt")]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False

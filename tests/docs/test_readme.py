@@ -24,10 +24,14 @@ from tests.conftest import REPO
 from tests.plan.common import PLACES
 from zo_sweeps.cli.main import main
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.core.document import keys
+from zo_sweeps.core.memory_parts import TOTAL
+from zo_sweeps.core.trial import COSTS
 from zo_sweeps.methods import registry
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.plan.build import build
 from zo_sweeps.results import tables as readout
+from zo_sweeps.results.facts import SweepStatus
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.session import session
 
@@ -39,6 +43,7 @@ TUTORIAL, SWEEPS, LOOP, WEIGHTS, MEMBER, *OTHERS = (
         *("PACKAGE", "SHARE", "FAILURES", "ENERGY"),
     )
 )
+PROGRAMS = (REPO / "llms.txt").read_text(encoding="utf-8")
 COMMAND = "python -m zo_sweeps"
 SMALL = [
     "scale=smoke",
@@ -81,7 +86,12 @@ def meant(line: str) -> list[str]:
 
 
 COMMANDS = sorted(
-    {line for text in (TEXT, TUTORIAL, SWEEPS, WEIGHTS, MEMBER, *OTHERS) for one in shown(text) for line in meant(one)}
+    {
+        line
+        for text in (TEXT, TUTORIAL, SWEEPS, WEIGHTS, MEMBER, PROGRAMS, *OTHERS)
+        for one in shown(text)
+        for line in meant(one)
+    }
 )
 
 
@@ -217,6 +227,19 @@ def test_the_added_method_runs_and_its_results_are_a_data_frame(
         assert "NaN" not in line or row == "Zero-shot", "zero-shot has no steps to time"
     ran = [json.loads(line) for line in (tmp_path / "zo_runs" / "ledger.jsonl").read_text().splitlines()]
     assert len(ran) > 5
+
+
+@pytest.mark.unit
+def test_the_page_for_programs_names_keys_and_pages_that_there_are() -> None:
+    named, ours = {name for name, _ in keys(SweepStatus)}, {"test/metric", "dev/metric", TOTAL, *COSTS}
+    (listed,) = re.findall(r"In `status --json`:\n\n- (.*?)\n\n", PROGRAMS, re.DOTALL)
+    for line in listed.split("\n- "):
+        first, *rest = re.findall(r"`([^`]+)`", line)
+        inside = [f"{first}.{name}" for name in rest if name not in ours] if first.endswith("[]") else [first, *rest]
+        assert {*inside} <= named, line
+    links = re.findall(r"\]\(([^)]+)\)", PROGRAMS)
+    assert len(links) > 12
+    assert [link for link in links if not (REPO / link).is_file()] == []
 
 
 @pytest.mark.unit
