@@ -409,6 +409,7 @@ def test_the_unit_joins_with_a_token_by_its_path_and_systemd_accepts_it(tmp_path
     written, shipped = service_section(text), service_section((JOBS / "systemd" / systemd.NAME).read_text())
     assert {name: written.get(name) for name in HARDENING} == {name: shipped[name] for name in HARDENING}
     assert written["ProtectHome"] in ("true", "read-only"), "as this Python is in a home or not"
+    assert main([*words[:-2], "--token", "ray_token", "--print"]) == 2, "the unit starts in /: a path by half a flag"
     assert main([*words, "--print", "--user"]) == 0
     users = service_section(capsys.readouterr().out)
     assert users["ExecStart"].endswith(f"--token-file {token}")

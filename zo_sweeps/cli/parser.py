@@ -52,7 +52,8 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises UserError where argparse would print its usage and exit."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, formatter_class=Help)
+        # Flags are written out: a worker's unit reads them by name, and one of a later version may share a start.
+        super().__init__(**options, formatter_class=Help, allow_abbrev=False)
 
     def add_json(self, documents: Mapping[str, type], what: str = "a JSON object") -> None:
         """Add --json, with the keys of what it prints below the help.
