@@ -41,6 +41,7 @@ EXTRAS = (
         "zo_sweeps_edge",
         {"runtime": ("executorch",), "command": ("export-program",), "benchmark": ("programs",)},
     ),
+    Extra("demo", "zo_sweeps_demo", {"command": ("demo",)}),
     Extra("rtl", "zo_sweeps_rtl", {"kind": ("synthesis",), "command": ("rtl",)}),
 )
 
