@@ -56,14 +56,14 @@ class Browser:
         self.until(f"!!{found} && !{found}.disabled")
         self.value(f"{found}.click()")
 
-    def until(self, script: str, seconds: float = 120.0) -> None:
+    def until(self, script: str, seconds: float = 240.0) -> None:
         """Wait until JavaScript gives something true."""
         end = time.monotonic() + seconds
         while not self.value(script):
             assert time.monotonic() < end, f"not within {seconds} s: {script}\n{self.text}"
             time.sleep(0.2)
 
-    def shows(self, text: str, seconds: float = 120.0) -> None:
+    def shows(self, text: str, seconds: float = 240.0) -> None:
         """Wait until the page has a text."""
         self.until(f"document.body.innerText.includes({json.dumps(text)})", seconds)
 

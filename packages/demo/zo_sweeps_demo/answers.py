@@ -82,7 +82,7 @@ class Background:
     """Answers in a thread of low priority, one question at a time: a run must not wait for its spectators."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, initializer=_low)
+        self._pool = ThreadPoolExecutor(1, initializer=_one_thread)
         self._known: dict[str, Compared] = {}
         self._job: Future[None] | None = None
         self._rest = 0.0  # until when none is asked
@@ -102,7 +102,9 @@ class Background:
     def _compare(self, trial: Trial, journal: list[Event], step: int, known: Compared | None) -> None:
         try:
             before = known.before if known and known.before else answers(trial, journal, 0)
-            began = time.monotonic()  # the model is loaded
+            if not self._known:  # the model is loaded: of low priority from now on, this thread alone on Linux
+                os.nice(10)
+            began = time.monotonic()
             made = Compared(step, before, answers(trial, journal, step) if step else before)
             self._rest = time.monotonic() + SHARE * (time.monotonic() - began)
         except UserError as error:
@@ -110,11 +112,10 @@ class Background:
         self._known[trial.trial_id] = made
 
 
-def _low() -> None:
+def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-    os.nice(10)  # of this thread alone, on Linux
 
 
 background = Background()
