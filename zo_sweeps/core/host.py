@@ -105,6 +105,7 @@ class Extra:
 
 
 EXTRAS = (
+    Extra("demo", "zo_sweeps_demo", {"command": ("demo",)}),
     Extra(
         "agents",
         "zo_sweeps_agent",

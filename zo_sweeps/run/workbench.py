@@ -280,12 +280,16 @@ class Workbench:
         )
 
     @torch.inference_mode()
+    def answers(self, examples: Sequence[EncodedExample]) -> tuple[float, ModelAnswers]:
+        """Return the loss of examples, and what the model answers to them, with the current weights."""
+        loss, choices, scores = self.scored(examples)
+        texts = self._generated(examples) if self.splits.spec.kind.generates else ()
+        return loss, replace(self._rewarded(examples, texts), choices=choices, scores=scores)
+
     def score(self, examples: Sequence[EncodedExample]) -> Scores:
         """Score examples with the current weights."""
         spec = self.splits.spec
-        loss, choices, scores = self.scored(examples)
-        texts = self._generated(examples) if spec.kind.generates else ()
-        answers = replace(self._rewarded(examples, texts), choices=choices, scores=scores)
+        loss, answers = self.answers(examples)
         metrics = evaluate(spec, examples, answers)
         return Scores(loss, metrics[spec.metrics[0].name], metrics, right(spec, examples, answers))
 

@@ -1,0 +1,71 @@
+"""The command `demo`: the command line -> a page on loopback, until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from os.path import expanduser
+from pathlib import Path
+
+from zo_sweeps.cli.parser import grid_parser, parse
+from zo_sweeps.core.errors import UserError
+from zo_sweeps_demo.runs import Page, offered, running, stop
+
+HOST = "127.0.0.1"
+FLAGS = {
+    "server.address": HOST,
+    "server.headless": "true",  # opens no browser, asks for no e-mail address
+    "server.fileWatcherType": "none",
+    "browser.serverAddress": HOST,
+    "browser.gatherUsageStats": "false",
+    "client.toolbarMode": "minimal",
+    "client.showErrorDetails": "none",
+}
+
+
+def demo(given: Sequence[str]) -> int:
+    """Serve a page on loopback where one chooses, starts, watches, stops and exports a run, until Ctrl-C."""
+    options = parsed(given)
+    page = page_of(options)
+    offered(page)  # refuses bad input before a server is started
+    file = str(Path(__file__).with_name("page.py"))
+    flags = [f"--{name}={value}" for name, value in {**FLAGS, "server.port": str(options.port)}.items()]
+    command = [sys.executable, "-m", "streamlit", "run", file, *flags, "--", *given]
+    print(f"http://{HOST}:{options.port}   (Ctrl-C to stop)", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the former is ignored where a shell started this in the background
+        signal.signal(number, signal.default_int_handler)
+    # A session of its own: Ctrl-C reaches this process alone, which ends the other one.
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        status = server.wait()
+        raise UserError(f"the page has ended (status {status})", fix="name a free port with --port")
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        server.terminate()
+        server.wait()
+        for folder in running(page):
+            with contextlib.suppress(ProcessLookupError):
+                stop(folder)
+                print(f"stopped: {folder}; the same choices go on from there")
+
+
+def parsed(given: Sequence[str]) -> Namespace:
+    """Return the command's options. Raises UserError for bad input."""
+    parser = grid_parser("demo", demo.__doc__)
+    parser.add_argument("--port", type=int, default=8501, help="default: 8501")
+    text = "folder of the runs, a folder each; default: zo_runs/demo"
+    parser.add_argument(
+        "--state-dir", type=expanduser, default=os.path.join("zo_runs", "demo"), metavar="DIR", help=text
+    )
+    return parse(parser, given)
+
+
+def page_of(options: Namespace) -> Page:
+    """Return what all runs of the page have in common."""
+    return Page(Path(options.state_dir), tuple(options.config_dir), tuple(options.overrides))
