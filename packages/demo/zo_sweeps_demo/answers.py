@@ -58,10 +58,9 @@ def answers(trial: Trial, journal: list[Event], step: int) -> tuple[Answer, ...]
 
     Cost: loads the model, once per process; then a replay of the steps and a forward, or a generation, of the rows.
     """
-    from zo_sweeps.tasks.chat import chat_of
-
     from zo_sweeps.session.export import replayed
     from zo_sweeps.tasks.scoring import right
+    from zo_sweeps.tasks.templates import chat_of
 
     with replayed(trial, journal, step) as (bench, _):
         spec, tokenizer = bench.splits.spec, bench.model.tokenizer

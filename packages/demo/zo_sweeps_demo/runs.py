@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from zo_sweeps.record.commands import Command
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
@@ -31,6 +30,7 @@ from zo_sweeps.methods.task_kind import TaskKind
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.identity import cached_folder, fetched
 from zo_sweeps.record.journal import JournalStore, last_step, outcome, read_events, trail
+from zo_sweeps.record.sweep_book import Command
 from zo_sweeps.results.facts import plan_facts
 from zo_sweeps.schedule.ledger import driver_of
 from zo_sweeps.schedule.this_host import must_have_work
