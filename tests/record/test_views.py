@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from tests.plan.common import named
 from tests.record import made_up
 from zo_sweeps.core.trial import StoredConfig
 from zo_sweeps.record import mlflow_points as views
@@ -66,6 +67,8 @@ def test_a_column_of_what_all_trials_share_is_left_out() -> None:
     for trials, more in (((one,), set()), ((one, two), {"params.`estimator.eps`", "tags.`zo.task`"})):
         columns = json.loads(views.view_tags("5weeb", trials)["mlflow.sharedViewState.5weeb-trials"])["selectedColumns"]
         assert {column for column in columns if "eps" in column or "task" in column} == more
+    unused = named("quickstart").trials  # backpropagation has no eps, though its configuration has the default
+    assert "estimator.eps" not in views.view_tags("5weeb", unused)["mlflow.sharedViewState.5weeb-trials"]
 
 
 @pytest.mark.unit

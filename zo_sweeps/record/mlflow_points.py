@@ -296,8 +296,7 @@ def view_tags(sweep_id: str, trials: Sequence[Trial]) -> dict[str, str]:
     """Return the experiment's tags that hold the views of a sweep of these trials."""
     query = f"tags.`zo.sweep_id` = '{sweep_id}' and tags.`zo.kind` = 'trial'"
     metrics = list(dict.fromkeys(map(metric_of, trials)))
-    estimators = [trial.config.to_json().get("estimator", {}) for trial in trials]
-    scales = {estimator["eps"] for estimator in estimators if "eps" in estimator}
+    scales = {params(trial.config).get("estimator.eps") for trial in trials} - {None}  # of those that use one
     tasks = {trial.task for trial in trials}
     columns = [
         *(f"metrics.`{split}{name}`" for name in metrics for split in ("test/", "selected/dev_")),
