@@ -46,6 +46,8 @@ ONLY_IN = {
     "aiohttp": set(),
     "cryptography": {"record/archive.py", "schedule/cluster.py"},
     "mlflow": {"record/"},
+    "wandb": {"record/trackers.py"},
+    "tensorboard": set(),
     "hydra": {"config/"},
     "omegaconf": {"config/"},
     "transformers": {"models/", "tasks/", "session/trainer.py"},
@@ -61,7 +63,8 @@ LIGHT = (
     "zo_sweeps.cli.main",
     "zo_sweeps.cli.status",
 )
-HEAVY = {"torch", "ray", "mlflow", "transformers", "datasets", "bitsandbytes", "accelerate", "executorch", "torchao"}
+HEAVY = {"torch", "ray", "mlflow", "wandb"}
+HEAVY |= {"transformers", "datasets", "bitsandbytes", "accelerate", "executorch", "torchao"}
 # Names of Ray that are not its public interface, as imports or as texts (import_module, `python -m`).
 PRIVATE_RAY = re.compile(r"ray\.(_\w+|core|experimental|scripts|gcs_utils|dashboard)\b|internal_kv")
 STANDARD_LIBRARY = set(sys.stdlib_module_names)

@@ -158,7 +158,8 @@ def test_a_sweep_is_one_parent_with_a_run_a_trial_that_says_everything(
     found, top = children(uri, experiment), parent(uri, experiment)
     assert [found[made.trial_id].info.status for made in trials] == ["FINISHED", "FAILED", "FAILED", "KILLED"]
     first = found[trials[0].trial_id]
-    assert first.info.run_name == "LoRA-FA (q=2) · SST-2 · lr 0.0001 · seed 0"
+    assert first.info.run_name == "seed 0 · LoRA-FA (q=2) · SST-2 · lr 0.0001"
+    assert (first.data.tags["zo.step_time"], first.data.tags["zo.peak_memory"]) == ("100 ms", "117.7 MiB")
     assert first.info.start_time == int(made_up.BEGAN * 1000)
     assert first.data.params == rows.params(trials[0].config)
     assert first.data.tags["mlflow.parentRunId"] == top.info.run_id

@@ -147,12 +147,20 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def sync(given: Sequence[str]) -> int:
-    """Send the results of a state folder that a tracking server lacks; tracking.uri=URI names another server."""
+    """Send the results of a state folder that a tracking server lacks; tracking.uri=URI names another server.
+
+    With tracking.also=[wandb], that tracker too.
+    """
     options = parse(grid_parser("sync", sync.__doc__), given)
+    from zo_sweeps.record import trackers
     from zo_sweeps.record.mlflow_store import sync as send
 
     config = Composer(options.overrides, options.config_dir).run
-    send(config.folder, config.tracking.uri)
+    trackers.check(config.tracking.also)
+    try:
+        send(config.folder, config.tracking.uri)
+    finally:  # a server that does not answer holds up no other tracker
+        trackers.sync(config.folder, config.tracking.also)
     return 0
 
 

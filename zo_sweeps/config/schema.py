@@ -110,6 +110,7 @@ class ClusterConfig:
 @dataclass
 class TrackingConfig:
     uri: str | None = None  # an MLflow server; null: state_dir's own store, without one
+    also: list[str] = field(default_factory=list)  # other trackers that get each trial when it ends: wandb, tensorboard
 
 
 @dataclass

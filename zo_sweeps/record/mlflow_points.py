@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
@@ -19,13 +19,18 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, PeersReady, ScoredDev, ScoredTest, Sensors, SquaredGradients, Start, Steps
 from zo_sweeps.core.memory_parts import TOTAL
 from zo_sweeps.core.trial import Config, Outcome, Trial, TrialState
+from zo_sweeps.core.units import metric_text
 from zo_sweeps.methods.perturbation import Reads
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import places, scalars
 from zo_sweeps.record.sweep_book import SweepInfo
 
+_BETWEEN = " · "  # the parts of a label
 CURVE_POINTS = 1000  # points per curve, at most about so many, however long the trial
 MAX_PARAM, MAX_TAG = 6000, 8000  # an MLflow 3 server's limits, in characters
+
+# Tags of an ended trial -> its metrics that they hold for the eye, as "103 ms": MLflow prints a metric in raw digits.
+AS_TEXT = {"zo.step_time": "seconds_per_step", "zo.memory": TOTAL, "zo.peak_memory": "peak_memory_bytes"}
 
 RUN_STATUS = {  # of MLflow, which has only five; the tag `zo.state` holds the exact state
     TrialState.PENDING: "SCHEDULED",
@@ -78,6 +83,21 @@ def trial_tags(trial: Trial) -> dict[str, str]:
     return clean_tags(tags)
 
 
+def common_parts(trials: Iterable[Trial]) -> frozenset[str]:
+    """Return the parts that the labels of all these trials have."""
+    parts = [frozenset(trial.label.split(_BETWEEN)) for trial in trials]
+    return frozenset.intersection(*parts) if parts else frozenset()
+
+
+def run_name(trial: Trial, common: Collection[str]) -> str:
+    """Return a trial's label with what tells it from its sweep first: MLflow shows the first 30 characters of a name.
+
+    The row, its longest part, comes after column, rates and seed, and the parts `common` to all trials last.
+    """
+    row, *others = trial.label.split(_BETWEEN)
+    return _BETWEEN.join(sorted([*others, row] if row not in common else [row, *others], key=common.__contains__))
+
+
 def event_tags(events: Iterable[Event]) -> dict[str, str]:
     """Return a trial's tags that its events add: device, versions, state, error."""
     tags: dict[str, Any] = {}
@@ -100,6 +120,8 @@ def event_tags(events: Iterable[Event]) -> dict[str, str]:
                 tags["zo.unmeasured"] = "; ".join(f"{name}: {why}" for name, why in outcome.unmeasured.items())
             if dropped := outcome.metrics.get("directions_dropped"):  # the result differs from one process's
                 tags["zo.dropped"] = f"{dropped:.0f} directions of lost or slow peers"
+            measured = outcome.metrics
+            tags |= {tag: metric_text(name, measured[name]) for tag, name in AS_TEXT.items() if name in measured}
         elif isinstance(event, PeersReady):
             tags["zo.workers"] = ", ".join(event.names)
     return clean_tags(tags)
@@ -270,21 +292,29 @@ def link(experiment_id: str, sweep_id: str, view: str) -> str:
     return f"{where}&viewStateShareKey={sweep_id}-{view}&compareRunsMode={mode}"
 
 
-def view_tags(sweep_id: str, metrics: Sequence[str]) -> dict[str, str]:
-    """Return the experiment's tags that hold the views of a sweep, whose tasks have these metrics."""
+def view_tags(sweep_id: str, trials: Sequence[Trial]) -> dict[str, str]:
+    """Return the experiment's tags that hold the views of a sweep of these trials."""
     query = f"tags.`zo.sweep_id` = '{sweep_id}' and tags.`zo.kind` = 'trial'"
-    measured = [f"{split}{name}" for name in metrics for split in ("test/", "selected/dev_")]
+    metrics = list(dict.fromkeys(map(metric_of, trials)))
+    scales = {params(trial.config).get("estimator.eps") for trial in trials} - {None}  # of those that use one
+    tasks = {trial.task for trial in trials}
     columns = [
-        *(f"tags.`zo.{name}`" for name in ("state", "task", "seed")),
-        *(f"metrics.`{name}`" for name in (*measured, "seconds_per_step", TOTAL, "peak_memory_bytes")),
+        *(f"metrics.`{split}{name}`" for name in metrics for split in ("test/", "selected/dev_")),
+        *(f"params.`{name}`" for name in ("update.lr", "estimator.q", *(["estimator.eps"] if len(scales) > 1 else []))),
+        *(f"tags.`zo.{name}`" for name in ("seed", *(["task"] if len(tasks) > 1 else []), "state")),
+        *(f"tags.`{name}`" for name in AS_TEXT),
     ]
     # Sorted by name, trials are listed; by date, MLflow's default, they are hidden inside their sweep.
     order = {"orderByKey": "tags.`mlflow.runName`", "orderByAsc": True}
     common = {"searchFilter": query, **order, "selectedColumns": columns}
+    # Of the columns that cannot be left out, the date is cut to its sign of the run's end, and the duration comes last.
+    pinned = {"attributes.`Run Name`": 225, "runDateAndNestInfo": 44}
+    narrow = {"params.`update.lr`": 70, "params.`estimator.q`": 85, "tags.`zo.seed`": 70}
+    widths = {**pinned, **{name: narrow.get(name, 100) for name in columns}, "duration": 80}
     by_setting = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": SETTING}]}
     grouped = {"groupBy": by_setting, "useGroupedValuesInCharts": True}  # a line is the mean of a setting's seeds
     states = {
-        TABLE: {**common, "columnOrder": []},
+        TABLE: {**common, "columnOrder": list(widths), "columnWidths": widths},
         CURVES: {**common, **grouped, "runsHiddenMode": "FIRST_20_RUNS", **_charts(metrics)},
     }
     tag = f"mlflow.sharedViewState.{sweep_id}"

@@ -59,16 +59,25 @@ class _Sent:
 class SweepRuns:
     """The parent run of a sweep, which `began` first at this Unix time, and its child runs, one per trial.
 
-    Call `open` first. Not thread-safe. Raises the MLflow client's errors; `is_temporary` tells which to retry.
+    `trials` may grow. Call `open` first. Not thread-safe. Raises the MLflow client's errors; `is_temporary` tells which
+    to retry.
     """
 
-    def __init__(self, uri: str | None, experiment: str, sweep: SweepInfo, began: float, state_dir: Path) -> None:
-        self._name, self._sweep, self._began = experiment, sweep, began
+    def __init__(
+        self,
+        uri: str | None,
+        experiment: str,
+        sweep: SweepInfo,
+        began: float,
+        state_dir: Path,
+        trials: Mapping[str, Trial],
+    ) -> None:
+        self._name, self._sweep, self._began, self._trials = experiment, sweep, began, trials
         self._uri, self._folder = uri and uri.rstrip("/"), state_dir / "mlflow"
         self.store = self._uri or str(self._folder / DATABASE)
         self._journals = JournalStore(state_dir)
         self._sent: dict[str, _Sent] = {}
-        self._metrics: list[str] = []  # of the tasks seen so far, in the sweep's views
+        self._seen = -1  # the number of trials that names and views are made for
 
     # -- the sweep -----------------------------------------------------------------------------------------------------
 
@@ -87,7 +96,7 @@ class SweepRuns:
         self._complete = {(e["trial_id"], e["born"], e["bytes"]) for e in sent if e.get("server") == self._server}
         self.parent = self._find_parent()
         self._close_running()
-        self._show_metrics()
+        self._see_trials()
 
     def finish(self, final: FinishedSweep) -> None:
         """Log the end that the sweep's book has to the parent run (tables and metrics), and end the run."""
@@ -105,11 +114,12 @@ class SweepRuns:
         if parent_too:
             self._client.set_terminated(self.parent, "KILLED")
 
-    def _show_metrics(self, *names: str) -> None:
-        """Set the views of the sweep to show these metrics too."""
-        self._metrics += names
-        for key, value in rows.view_tags(self._sweep.sweep_id, self._metrics).items():
-            self._client.set_experiment_tag(self._experiment, key, value)
+    def _see_trials(self) -> None:
+        """Set the views of the sweep, and what its runs are named after, to the trials that there are by now."""
+        if self._seen != len(trials := list(self._trials.values())):
+            for key, value in rows.view_tags(self._sweep.sweep_id, trials).items():
+                self._client.set_experiment_tag(self._experiment, key, value)
+            self._seen, self._common = len(trials), rows.common_parts(trials)
 
     def _find_experiment(self) -> Any:
         from mlflow.exceptions import MlflowException
@@ -207,8 +217,7 @@ class SweepRuns:
     def _find_or_make_run(self, trial: Trial, began: float) -> _Sent:
         from mlflow.entities import Dataset, DatasetInput
 
-        if (metric := rows.metric_of(trial)) not in self._metrics:
-            self._show_metrics(metric)
+        self._see_trials()
         params, config = rows.params(trial.config), trial.config.to_json()
         if run := self._find(f"tags.`zo.trial_id` = '{trial.trial_id}' and tags.`zo.journal` = '{began!r}'"):
             run_id, status = str(run.info.run_id), run.info.status
@@ -222,7 +231,8 @@ class SweepRuns:
                 "zo.state": TrialState.RUNNING.value,
                 **rows.trial_tags(trial),
             }
-            run_id, status = self._make_run(trial.label or trial.trial_id, began, tags), "RUNNING"
+            name = rows.run_name(trial, self._common) or trial.trial_id
+            run_id, status = self._make_run(name, began, tags), "RUNNING"
         plain = json.loads(json.dumps(config))  # a tuple has no plain spelling in YAML
         self._log_text(run_id, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), "config.yaml")
         task = config.get("task", {})
@@ -314,9 +324,9 @@ class MlflowMirror:
         self._folder, self._say = Path(state_dir).resolve(), say
         self._book = SweepBook(self._folder, experiment, sweep)
         self._journals = JournalStore(self._folder)
-        self._runs = SweepRuns(uri, experiment, sweep, self._book.began, self._folder)
-        self._speak_after = time.monotonic() + patience
         self._trials: dict[str, Trial] = {}
+        self._runs = SweepRuns(uri, experiment, sweep, self._book.began, self._folder, self._trials)
+        self._speak_after = time.monotonic() + patience
         self._queue: Counter[str] = Counter()  # trial_id -> how often it was asked for
         self._final: FinishedSweep | None = None  # to be sent, after the queue
         self._opened = self._finished = self._answers = self._hurry = self._closing = False
@@ -480,7 +490,8 @@ def sync(state_dir: str | os.PathLike[str], uri: str | None = None, say: Callabl
 
 def _send(book: BookContents, folder: Path, uri: str | None, say: Callable[[str], None]) -> int:
     """Send one sweep. A trial that the store refuses, or whose journal is damaged, does not block the others."""
-    runs = SweepRuns(uri, book.experiment, book.sweep, book.began, folder)
+    trials = {trial.trial_id: trial for trial in book.trials}
+    runs = SweepRuns(uri, book.experiment, book.sweep, book.began, folder, trials)
     sent, problems = 0, list[str]()
     try:
         runs.open()

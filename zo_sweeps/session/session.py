@@ -16,8 +16,9 @@ from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.plan.order import ORDERS
+from zo_sweeps.record import trackers
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.sweep_book import Command, remember
+from zo_sweeps.record.sweep_book import Command, SweepInfo, remember
 from zo_sweeps.results import past_sweeps, report, sweep_figures
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.facts import plan_facts, spent
@@ -121,9 +122,10 @@ def run(
         rerun: states and trial_ids to rerun; see `Sweep`.
 
     Raises UserError if the plan cannot hold a cap of its budget, as predicted, and `budget.partial` does not allow a
-    part of it; if the state folder is not writable, or the executor not available. Raises HeadLostError if the
-    cluster's head goes away: another process can then resume the sweep.
+    part of it; if the state folder is not writable, the executor not available, or a tracker not installed. Raises
+    HeadLostError if the cluster's head goes away: another process can then resume the sweep.
     """
+    trackers.check(plan.config.tracking.also)
     if plan.config.budget.has_cap and not plan.config.budget.partial:
         if plan.config.budget.hours is not None:  # with a prediction, if there can be one
             predictions_of(plan, read_standing(plan.config.folder), view)
@@ -132,11 +134,13 @@ def run(
     state_dir, plan = plan.config.folder.resolve(), beside_written(plan, composer)
     sweep_id = fingerprint([plan.name, sorted(plan.every)])  # of these alone: a resumed sweep continues its MLflow run
     executor, tracking = plan.config.executor, plan.config.tracking.uri
+    info = _info(plan, composer, sweep_id, command)
     with hooks.Hooks(plan.config.on, plan.name, state_dir, view.say) as called:
         with (
             contextlib.closing(JournalStore(state_dir)) as store,
             Ledger(state_dir, sweep_id) as ledger,
-            contextlib.closing(_mirror(plan, composer, state_dir, sweep_id, command, view)) as mirror,
+            contextlib.closing(_mirror(plan, info, state_dir, view)) as mirror,
+            trackers.Trackers(plan.config.tracking.also, plan.name, info, plan.trials, state_dir, view.say) as others,
         ):
             for trial in plan.trials:
                 mirror.register(trial)
@@ -146,6 +150,10 @@ def run(
             remember(state_dir, sweep_id, plan.name, command)
             began, live = time.monotonic(), LiveFile(state_dir)
             with view.progress() as progress:
+
+                def grown(trial_id: str) -> None:
+                    for copy in (mirror, others):
+                        copy.notify(trial_id)
 
                 def update(snapshot: Snapshot) -> None:
                     for shown in (progress, live, called):
@@ -168,7 +176,7 @@ def run(
                     rerun=rerun,
                     rounds=ORDERS[order](plan, ledger.outcomes),
                     options=executor,
-                    on_events=mirror.notify,
+                    on_events=grown,
                     say=progress.say,
                 ).run()
             seconds = time.monotonic() - began
@@ -217,18 +225,19 @@ def probe_this_host(plan: Plan) -> None:
     measure(plan.config.executor.cpus_per_trial)
 
 
-def _mirror(
-    plan: Plan, composer: Composer, state_dir: Path, sweep_id: str, command: Command, view: View
-) -> MlflowMirror:
-    """Return the MLflow mirror of a sweep: in the state folder's own store unless a server is named."""
+def _info(plan: Plan, composer: Composer, sweep_id: str, command: Command) -> SweepInfo:
+    """Return what trackers show of the sweep itself."""
     import yaml
-
-    from zo_sweeps.record.mlflow_store import MlflowMirror
-    from zo_sweeps.record.sweep_book import SweepInfo
 
     whole = {**composer.trial, **plan.config.to_json()}
     text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
-    info = SweepInfo(sweep_id=sweep_id, grid=plan.name, title=plan.title, command=str(command), config_yaml=text)
+    return SweepInfo(sweep_id=sweep_id, grid=plan.name, title=plan.title, command=str(command), config_yaml=text)
+
+
+def _mirror(plan: Plan, info: SweepInfo, state_dir: Path, view: View) -> MlflowMirror:
+    """Return the MLflow mirror of a sweep: in the state folder's own store unless a server is named."""
+    from zo_sweeps.record.mlflow_store import MlflowMirror
+
     uri = plan.config.tracking.uri
     return MlflowMirror(uri, plan.name, info, state_dir, say=view.say, patience=STORE_SECONDS)
 
