@@ -36,6 +36,8 @@ from zo_sweeps.results.facts import status_facts
 from zo_sweeps.results.report import curve_data
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.tables import to_text
+from zo_sweeps.tables.draw import drawing
+from zo_sweeps.tables.figure_kinds.search import BEYOND, FAILED, LINE, RUNS, SELECTED
 from zo_sweeps.tables.text_cells import notes, value_text
 
 from .common import GRID, composed, fill, outcome
@@ -68,7 +70,9 @@ def test_the_report_holds_every_table_and_figure(page: str, folder: Path, swept:
         )
         title = table.spec.title.removeprefix(f"{swept[1].title}: ")
         assert title[:1].upper() + title[1:] in read.text
-    assert [tag for tag, _ in read.attributes].count("svg") == len(GRID["figures"])
+    assert [tag for tag, _ in read.attributes].count("svg") == len(GRID["figures"]) + 2, (
+        "and one for each searched axis"
+    )
 
 
 def test_the_report_needs_nothing_but_itself_and_can_be_read_by_everyone(page: str) -> None:
@@ -160,6 +164,53 @@ def test_the_figure_of_a_grid_selects_at_each_x_and_knows_the_published_point(
     assert ours.y == pytest.approx([71.1, 72.1, 74.1])  # at q=4 the better rate has a seed that diverged
     assert (published.x, published.y) == ((2.0,), (90.0,))
     assert [series.x for series in curve.panels[0].series] == [(10.0, 20.0)]
+
+
+def test_a_searched_axis_has_a_figure_with_every_run_the_selected_setting_and_those_without_a_value(
+    folder: Path, swept: tuple[Composer, Plan]
+) -> None:
+    """`fill` gives a dev loss of 1 / (q + 1) - lr; at q=4 and lr=0.1 seed 1 diverged and seed 2 failed."""
+    _, plan = swept
+    figures = charts.searches(plan, read_standing(folder / "state"))
+    assert [*figures] == ["search_update_lr", "search_estimator_q"]
+    by_rate, by_q = ({s.mark: s for s in figure.panels[0].series} for figure in figures.values())
+    assert by_rate[LINE].x == (0.01, 0.1)
+    assert by_rate[LINE].y == pytest.approx((1 / 5 - 0.01, 1 / 3 - 0.1)), "at 0.1, q=4 is no candidate"
+    assert by_q[LINE].y == pytest.approx((1 / 2 - 0.1, 1 / 3 - 0.1, 1 / 5 - 0.01))
+    assert (by_rate[LINE].n, by_rate[LINE].std) == (3, pytest.approx((0.0, 0.0)))
+    assert (by_rate[SELECTED].x, by_rate[SELECTED].y) == ((0.01,), pytest.approx((0.19,)))
+    assert by_q[SELECTED].x == (4.0,)
+    runs = sorted((lr, 1 / (q + 1) - lr) for lr in (0.01, 0.1) for q in (1, 2, 4) for _ in range(3))
+    runs.remove((0.1, 1 / 5 - 0.1)), runs.remove((0.1, 1 / 5 - 0.1))
+    assert [*zip(by_rate[RUNS].x, by_rate[RUNS].y, strict=True)] == [(x, pytest.approx(y)) for x, y in runs]
+    assert (by_rate[FAILED].x, by_q[FAILED].x) == ((0.1,), (4.0,))
+    figure = figures["search_update_lr"]
+    assert "×: no value. ZO (0.1: 1 diverged, 0.1: 1 failed)" in figure.notes
+    assert (figure.title, figure.log_x, figure.y_label) == ("Dev loss of ZO by learning rate", True, "Dev loss (nats)")
+    with drawing(figure) as drawn:
+        (axes,) = drawn.axes
+        assert axes.get_xscale() == "log"
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["0.01", "0.1"]
+        low, high = axes.get_ylim()
+        assert low < min(by_rate[RUNS].y) < max(by_rate[RUNS].y) < high
+
+
+def test_a_run_far_from_the_others_is_drawn_at_the_edge_and_the_rule_says_which_value_is_good(tmp_path: Path) -> None:
+    grid = {**GRID, "select": {"metric": "dev/metric", "mode": "max"}}
+    _, plan = composed(tmp_path, grid)
+    fill(plan, tmp_path)
+    far = next(i for i, t in plan.every.items() if t.label == "ZO · Movie remarks · q 1 · lr 0.1 · seed 2")
+    for given, mark, y in ((0.1, BEYOND, 10.0), (0.9, RUNS, 90.0)):
+        with Ledger(tmp_path / "state") as ledger:
+            for i, trial in plan.every.items():
+                spread = 0.01 * TrialConfig.of(trial.config).seed
+                ended = outcome(plan, i)
+                value = given if i == far else 0.8 - spread
+                ledger.write(i, ended.state, outcome=replace(ended, metrics={**ended.metrics, "dev/metric": value}))
+        (panel,) = charts.searches(plan, read_standing(tmp_path / "state"))["search_update_lr"].panels
+        by_mark = {series.mark: series for series in panel.series}
+        assert pytest.approx(y) in by_mark[mark].y
+        assert (BEYOND in by_mark) == (mark == BEYOND)
 
 
 @pytest.mark.parametrize(

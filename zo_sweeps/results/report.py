@@ -30,7 +30,7 @@ from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Rule, Table
 from zo_sweeps.tables.draw import inline_svg
 from zo_sweeps.tables.figure_kinds.curve import CURVE_X, CURVES, windowed
-from zo_sweeps.tables.figures import TOLD_APART
+from zo_sweeps.tables.figures import TOLD_APART, Figure
 from zo_sweeps.tables.html import cells_html, differences_html, document
 from zo_sweeps.tables.page import readable, together
 from zo_sweeps.tables.records import described
@@ -45,10 +45,12 @@ DIGITS = 5  # significant, of a drawn value
 SHOWN = ("dev/loss", "test/metric", "wall_seconds")
 BAD = (TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY)
 DAY = "%Y-%m-%d"
+FIGURES = ("result", "curve_figures", "search", "figures")  # parts of the page
 BEST_COLUMNS = ("Table", "Column", "Best row", "Value", "Behind it", "State")
 SECTIONS = {
     "#result": "Result",
     "#curves": "Curves",
+    "#search": "Search",
     "#figures": "Figures",
     "#tables": "Tables",
     "#differences": "Differences",
@@ -191,23 +193,23 @@ def _meta(plan: Plan, standing: Standing) -> str:
 
 
 def _figures(plan: Plan, composer: Composer, standing: Standing) -> dict[str, Any]:
-    """Return the figures as <svg>: that of the main table, the curves, and those that the grid defines."""
+    """Return the figures as <svg>: that of the main table, curves, searched values, and those that the grid defines."""
     try:
-        drawn = charts.figures(plan, composer, standing)
+        made = [_drawn(one, f"figure-{i}") for i, one in enumerate(charts.figures(plan, composer, standing))]
+        search = [_drawn(one, f"search-{i}") for i, one in enumerate(charts.searches(plan, standing).values())]
     except UserError as error:  # a page of tables alone is worth having
-        return {"result": None, "curve_figures": [], "figures": [], "no_figures": f"No figures: {error}"}
-    made = [
-        {
-            "svg": inline_svg(figure, f"figure-{i}"),
-            "caption": " ".join(f"{note.rstrip('.')}." for note in figure.notes),
-            "title": figure.title,
-        }
-        for i, figure in enumerate(drawn)
-    ]
+        return {**dict.fromkeys(FIGURES, ()), "no_figures": f"No figures: {error}"}
+    parts = {**dict.fromkeys(FIGURES, ()), "search": search, "no_figures": ""}
     if plan.grid.figures:
-        return {"result": None, "curve_figures": [], "figures": made, "no_figures": ""}
-    first = drawn[0].kind.of_table
-    return {"result": made[0] if first else None, "curve_figures": made[first:], "figures": [], "no_figures": ""}
+        return {**parts, "figures": made}
+    first = bool(plan.grid.tables)
+    return {**parts, "result": made[:first], "curve_figures": made[first:]}
+
+
+def _drawn(figure: Figure, prefix: str) -> dict[str, str]:
+    """Return a figure as the page shows it; prefix: of its ids."""
+    caption = " ".join(f"{note.rstrip('.')}." for note in figure.notes)
+    return {"svg": inline_svg(figure, prefix), "caption": caption, "title": figure.title}
 
 
 def _failures(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:
