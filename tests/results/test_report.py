@@ -70,9 +70,9 @@ def test_the_report_holds_every_table_and_figure(page: str, folder: Path, swept:
         )
         title = table.spec.title.removeprefix(f"{swept[1].title}: ")
         assert title[:1].upper() + title[1:] in read.text
-    assert [tag for tag, _ in read.attributes].count("svg") == len(GRID["figures"]) + 2, (
-        "and one for each searched axis"
-    )
+    assert [given.get("role") for tag, given in read.attributes if tag == "svg"].count("img") == len(
+        GRID["figures"]
+    ) + 2
 
 
 def test_the_report_needs_nothing_but_itself_and_can_be_read_by_everyone(page: str) -> None:
@@ -143,8 +143,22 @@ def test_the_report_says_what_failed_where_it_ran_and_how_to_run_it_again(page: 
 
 
 def test_rows_are_paired_over_the_seeds_that_zero_shot_serves_too(page: str) -> None:
-    found = [table for table in Reader(page).tables if table[0][0] == "row − column"]
-    assert [table[1][1].split()[-1] for table in found] == ["n=3"]
+    (forest,) = [table for table in Reader(page).tables if table[0][0].startswith("row − ")]
+    assert (forest[0][0], forest[1][0], forest[1][4]) == ("row − Zero-shot", "ZO", "3")
+
+
+def test_the_reference_is_the_row_that_most_are_compared_with_or_mezo(swept: tuple[Composer, Plan]) -> None:
+    def reference(**changes: object) -> str:
+        grid = replace(plan.grid, **changes)
+        return report.reference_row(replace(plan, config=replace(plan.config, grid=grid)))
+
+    _, plan = swept
+    zo = plan.grid.blocks["zo"]
+    assert reference() == ""
+    mezo = {**plan.grid.blocks, "first": replace(zo, fixed={"method": "mezo"})}
+    assert reference(blocks=mezo) == "first"
+    compared = GridTable(rows={"zo": ""}, over={"zo": "zero_shot"})
+    assert reference(blocks=mezo, tables={"difference": compared}) == "zero_shot"
 
 
 def test_a_report_of_nothing_is_a_page_too(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
-from zo_sweeps.core.units import bytes_text, visible
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import JournalStore, trail
 from zo_sweeps.results import sweep_figures as charts
@@ -31,7 +31,7 @@ from zo_sweeps.tables import Rule, Table
 from zo_sweeps.tables.draw import inline_svg
 from zo_sweeps.tables.figure_kinds.curve import CURVE_X, CURVES, windowed
 from zo_sweeps.tables.figures import TOLD_APART, Figure
-from zo_sweeps.tables.html import cells_html, differences_html, document
+from zo_sweeps.tables.html import as_script, cells_html, differences_html, document
 from zo_sweeps.tables.page import readable, together
 from zo_sweeps.tables.records import described
 from zo_sweeps.tables.select import select, settings
@@ -131,14 +131,6 @@ def page_script() -> str:
     return (WEB / "page.js").read_text(encoding="utf-8").strip()
 
 
-def as_script(data: Any) -> str:
-    """Return data as JSON that can stand in a <script>: no text in it ends the element, begins a comment or hides."""
-    text = visible(json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
 def _title(table: Table, plan: Plan) -> str:
     """Return the table's title without that of the grid, which heads the page, and with its unit."""
     title = table.spec.title.removeprefix(f"{plan.title}: ")
@@ -154,13 +146,25 @@ def _best(lines: Sequence[BestRow]) -> list[tuple[str, ...]]:
 
 
 def _differences(tables: Sequence[Table], plan: Plan) -> list[str]:
-    """Return the tables of paired differences; what their numbers mean stands below the last of those with examples."""
-    made = [(table, compared(table, plan.config.folder)) for table in tables if differences(table)]
+    """Return the paired differences of each table; what their numbers mean is below the last of those with examples.
+
+    A table that is of differences itself has none.
+    """
+    scored = [table for table in tables if not table.spec.measure.paired and differences(table)]
+    made = [(table, compared(table, plan.config.folder)) for table in scored]
     last = max((i for i, (_, examples) in enumerate(made) if examples), default=len(made) - 1)
+    reference = reference_row(plan)
     return [
-        differences_html(table, examples, _title(table, plan), notes=i == last)
+        differences_html(table, examples, _title(table, plan), reference, notes=i == last)
         for i, (table, examples) in enumerate(made)
     ]
+
+
+def reference_row(plan: Plan) -> str:
+    """Return the row that the grid's tables compare most rows with, else that of MeZO; "" if there is none."""
+    compared_with = Counter(other for table in plan.grid.tables.values() for other in table.over.values())
+    mezo = [name for name, block in plan.grid.blocks.items() if "mezo" in (name, block.fixed.get("method"))]
+    return next(iter([*(name for name, _ in compared_with.most_common(1)), *mezo]), "")
 
 
 def counts(plan: Plan, standing: Standing) -> str:
