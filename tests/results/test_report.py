@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -81,6 +83,17 @@ def test_the_report_needs_nothing_but_itself_and_can_be_read_by_everyone(page: s
     assert checked.loaded() == set()
     assert checked.policy_faults() == []
     assert checked.faults() == []
+
+
+def test_every_figure_can_be_saved_from_the_page(page: str) -> None:
+    links = [(given["download"], given["href"]) for given, _ in Page(page).all("a") if "download" in given]
+    names = ["tiny_search_update_lr", "tiny_search_estimator_q", "tiny_by_q", "tiny_curve"]
+    assert [name for name, _ in links] == [f"{name}.{form}" for name in names for form in ("png", "svg", "pdf")]
+    begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    for name, address in links:
+        head, _, content = address.partition(";base64,")
+        assert head in ("data:image/png", "data:image/svg+xml", "data:application/pdf")
+        assert base64.b64decode(content).startswith(begins[name.rpartition(".")[2]])
 
 
 def test_footnotes_notes_and_hyper_parameters_are_printed_once(page: str, swept: tuple[Composer, Plan]) -> None:
@@ -283,6 +296,17 @@ def test_the_commands_write_figures_reports_and_html_tables(
     assert sorted(path.name for path in folder.glob("a*.png")) == ["a_by_q.png", "a_curve.png"]
     in_process(capsys, "figure", *given, "--figure", "curve", "--output", "b.svg")
     assert (folder / "b.svg").is_file()
+    searched = ["--figure", "search_update_lr", "--format", "pdf", "--width", "84mm"]
+    assert in_process(capsys, "figure", *given, *searched).split()[-1].endswith("tiny_search_update_lr.pdf")
+    pdf = (folder / "state" / "figures" / "tiny_search_update_lr.pdf").read_bytes()
+    assert [float(box) for box in re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", pdf)] == [pytest.approx(84 / 25.4 * 72)]
+    for wrong in ("3.3", "0.1in", "1..2in", "width"):
+        assert main(["figure", *given, "--width", wrong]) == 2
+        assert "is no width from 1.5in to 20in" in capsys.readouterr().err
+    assert main(["figure", *given, "--format", "gif"]) == 2
+    assert "unknown kind of file 'gif'" in capsys.readouterr().err
+    assert main(["figure", *given, "--format", "pdf", "--output", "a.png"]) == 2
+    assert "omit --format" in capsys.readouterr().err
     assert main(["figure", *given, "--figure", "curve", "--output", "a.gif"]) == 2
     assert "unknown kind of file 'gif'" in capsys.readouterr().err
 

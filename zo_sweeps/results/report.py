@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -28,7 +29,7 @@ from zo_sweeps.results.findings import BestRow, findings, forwarded_per_step
 from zo_sweeps.results.past_sweeps import with_earlier
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Rule, Table
-from zo_sweeps.tables.draw import inline_svg
+from zo_sweeps.tables.draw import FORMATS, inline_svg, renderings
 from zo_sweeps.tables.figure_kinds.curve import CURVE_X, CURVES, windowed
 from zo_sweeps.tables.figures import TOLD_APART, Figure
 from zo_sweeps.tables.html import as_script, cells_html, differences_html, document
@@ -41,6 +42,7 @@ from zo_sweeps.tables.text_cells import capital, plain
 WEB = Path(__file__).parent / "web"
 UPLOT = WEB / "uplot"
 FORWARDS = "Forwarded examples (a backward pass counts as two forwards)"
+TYPES = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
 DIGITS = 5  # significant, of a drawn value
 SHOWN = ("dev/loss", "test/metric", "wall_seconds")
 BAD = (TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY)
@@ -210,10 +212,15 @@ def _figures(plan: Plan, composer: Composer, standing: Standing) -> dict[str, An
     return {**parts, "result": made[:first], "curve_figures": made[first:]}
 
 
-def _drawn(figure: Figure, prefix: str) -> dict[str, str]:
-    """Return a figure as the page shows it; prefix: of its ids."""
+def _drawn(figure: Figure, prefix: str) -> dict[str, Any]:
+    """Return a figure as the page shows it, and as files; prefix: of its ids."""
     caption = " ".join(f"{note.rstrip('.')}." for note in figure.notes)
-    return {"svg": inline_svg(figure, prefix), "caption": caption, "title": figure.title}
+    files = renderings(replace(figure, title=""), FORMATS)
+    links = [
+        (form.upper(), f"{figure.name}.{form}", f"data:{TYPES[form]};base64,{base64.b64encode(content).decode()}")
+        for form, content in files.items()
+    ]
+    return {"svg": inline_svg(figure, prefix, files["svg"]), "caption": caption, "title": figure.title, "files": links}
 
 
 def _failures(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:
