@@ -37,7 +37,7 @@ from zo_sweeps.results.compare import SettingDifference, compare, differences, s
 from zo_sweeps.results.facts import status_facts
 from zo_sweeps.results.report import curve_data
 from zo_sweeps.schedule.ledger import Ledger, read_standing
-from zo_sweeps.tables import to_text
+from zo_sweeps.tables import to_html, to_text
 from zo_sweeps.tables.draw import drawing
 from zo_sweeps.tables.figure_kinds.search import BEYOND, FAILED, LINE, RUNS, SELECTED
 from zo_sweeps.tables.text_cells import notes, value_text
@@ -83,6 +83,37 @@ def test_the_report_needs_nothing_but_itself_and_can_be_read_by_everyone(page: s
     assert checked.loaded() == set()
     assert checked.policy_faults() == []
     assert checked.faults() == []
+
+
+def test_a_cell_links_to_its_trials_and_a_trial_to_its_curve_and_its_command(
+    page: str, folder: Path, swept: tuple[Composer, Plan]
+) -> None:
+    composer, plan = swept
+    standing = read_standing(folder / "state")
+    read = Page(page)
+    rows = [given["id"].removeprefix("trial-") for given, _ in read.all("tr") if "id" in given]
+    assert rows == [*plan.every]
+    cells = [cell for table in readout.tables(plan, composer, standing) for cell in table.cells.values()]
+    linked = [given["href"] for given, _ in read.all("a") if given["href"].startswith("#trial-")]
+    bad = [i for i in plan.every if standing.state(i) in report.BAD]
+    first = [cell.trial_ids[0] for cell in cells if cell.mean is not None and cell.trial_ids]  # a rank has none
+    assert {*linked} == {f"#trial-{trial_id}" for trial_id in (*first, *bad)}
+    drawn = [run["id"] for row in curve_data(plan, standing)["rows"] for part in row["parts"] for run in part["runs"]]
+    assert {*drawn} == {given["data-trial"] for given, _ in read.all("a") if "data-trial" in given}
+    assert f"{COMMAND} --rerun ID" in Reader(page).text
+
+
+def test_tables_and_cards_say_which_way_is_good(page: str, folder: Path, swept: tuple[Composer, Plan]) -> None:
+    """The table of accuracies has a rank, of which less is better."""
+    read = Page(page)
+    headings = [text for _, text in read.all("h3")]
+    assert "Time per step (ms/step) ↓" in headings
+    columns = [text.strip() for _, text in read.all("th")]
+    assert {"Movie remarks ↑", "Rank ↓"} <= {*columns}
+    cards = [text for _, text in read.all("dt")]
+    assert any(text.endswith("on Movie remarks ↑") for text in cards)
+    (table, *_) = readout.tables(swept[1], swept[0], read_standing(folder / "state"))
+    assert "Movie remarks ↑" not in to_html(table), "what `table` prints is as it was"
 
 
 def test_every_figure_can_be_saved_from_the_page(page: str) -> None:

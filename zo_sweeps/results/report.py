@@ -94,12 +94,13 @@ def html(
         "found": (found := findings(plan, standing, own)),
         "best": _best(found.best),
         **_figures(plan, composer, standing),
-        "tables": [cells_html(table, title) for title, table in page.tables],
+        "tables": [cells_html(table, title, plan.every) for title, table in page.tables],
         "selected": page.selected,
         "footnotes": page.footnotes,
         "notes": [note for note in page.notes if note not in plan.caveats],
         "differences": _differences(own, plan),
         "curves": as_script(curves) if curves else "",
+        "drawn_trials": {run["id"] for row in rows for part in row["parts"] for run in part["runs"]},
         "curves_note": f"Drawn at first: {drawn} of {len(rows)} rows, the best by {curves['best_by']}."
         if drawn < len(rows)
         else "",

@@ -10,7 +10,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from zo_sweeps.core.units import visible
 from zo_sweeps.tables.cells import CellState, Table
 from zo_sweeps.tables.page import readable
+from zo_sweeps.tables.records import RANK
 from zo_sweeps.tables.stats import CONFIDENCE, Examples, differences
 from zo_sweeps.tables.text_cells import SELECTED, footnotes, heading, main_grid, selected_grid, signed
 from zo_sweeps.tables.text_cells import notes as notes_of
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 BAD = (CellState.DIVERGED, CellState.OUT_OF_MEMORY, CellState.FAILED)
+ARROWS = {"higher": "↑", "lower": "↓"}
 STYLE = Path(__file__).parent / "style.css"
 _POLICY = "zo-sweeps-policy"  # in a page, until its parts are known
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
@@ -65,18 +68,30 @@ def to_html(table: Table) -> str:
     )
 
 
-def cells_html(table: Table, title: str) -> str:
-    """Return the table under a title of its own, without notes and hyper-parameters."""
-    return _section(table, 3, title)
+def cells_html(table: Table, title: str, linked: Collection[str] = ()) -> str:
+    """Return the table under a title of its own, with the better direction, without notes and hyper-parameters.
+
+    Args:
+        linked: ids of trials that have a line (#trial-ID) on the page: a cell links to the first of its own.
+    """
+    ways = [ARROWS[table.spec.of(key).better] if key != RANK else ARROWS["lower"] for key, _ in table.columns]
+    alike = len({*ways}) == 1
+    return _section(table, 3, f"{title} {ways[0]}" if alike else title, [] if alike else ways, linked)
 
 
-def _section(table: Table, level: int, title: str, **parts: Any) -> str:
+def _section(
+    table: Table, level: int, title: str, ways: Sequence[str] = (), linked: Collection[str] = (), **parts: Any
+) -> str:
     grid = main_grid(table)
+    header = list(grid.header)
+    if ways:
+        header[1:] = (replace(it, text=f"{it.text} {way}") for it, way in zip(header[1:], ways, strict=True))
     cells = [[table.cells[block, key] for key, _ in table.columns] for block, _ in table.rows]
     values = {"footnotes": [], "notes": [], "selected": None, **parts}
     return render(
         "table.html.j2",
-        header=grid.header,
+        header=header,
+        linked=linked,
         heading=title,
         level=level,
         rows=[(texts[0], list(zip(row, texts[1:], strict=True))) for row, texts in zip(cells, grid.rows, strict=True)],
