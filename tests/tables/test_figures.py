@@ -389,6 +389,18 @@ def test_an_inline_figure_has_the_colours_of_the_page_and_no_inline_style() -> N
     assert root[0].text == drawn_examples()["curve"].title
 
 
+def test_the_numbers_of_a_logarithmic_axis_are_no_formulas() -> None:
+    found = [record(block=name, dev=x, test=0.5) for name, x in (("zo", 0.004), ("pezo", 0.7))]
+    spec = layout(kind="scatter", columns=COLUMNS[:1], x="dev/loss", x_measure=measure("dev_loss"))
+    with drawing(points(spec, found, look)) as drawn:
+        (axes,) = drawn.axes
+        drawn.canvas.draw()
+        texts = [label.get_text() for label in axes.get_xticklabels(which="both")]
+        assert axes.get_xscale() == "log"
+    assert {"0.01", "0.1"} <= {*texts}
+    assert not [text for text in texts if "$" in text]
+
+
 def test_a_width_is_that_of_the_file_and_its_fonts_are_embedded() -> None:
     figure = points(layout(), searched(), look)
     for width in (3.3, 6.75):

@@ -105,6 +105,8 @@ def drawing(figure: Figure, width: float = 0.0) -> Iterator[Drawing]:
 
 
 def _panel(axes: Axes, figure: Figure, index: int, across: int) -> None:
+    from matplotlib.ticker import LogFormatter
+
     panel = figure.panels[index]
     axes.set_title(panel.title, fontsize="medium")
     axes.set_xlabel(figure.x_label)
@@ -112,6 +114,9 @@ def _panel(axes: Axes, figure: Figure, index: int, across: int) -> None:
         axes.set_ylabel(textwrap.fill(figure.y_label, LONG))
     figure.kind.draw(axes, figure, panel)
     figure.kind.ticks(axes, figure, panel)
+    if isinstance(axes.xaxis.get_major_formatter(), LogFormatter):  # it writes formulas, which are printed as they are
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(LogFormatter())
     if not panel.series:
         axes.text(0.5, 0.5, "no finished run yet", transform=axes.transAxes, ha="center", color=FAINT)
 
