@@ -66,7 +66,12 @@ class Page(HTMLParser):
                 attributes.get("aria-label") or attributes.get("id") in labelled or (tag == "button" and "".join(text))
             ):
                 found.append(f"{tag} without a label: {attributes}")
-            if tag == "svg" and not (attributes.get("role") == "img" and attributes.get("aria-labelledby") in ids):
+            hidden = attributes.get("aria-hidden") == "true"  # what it shows is also in words
+            if (
+                tag == "svg"
+                and not hidden
+                and not (attributes.get("role") == "img" and attributes.get("aria-labelledby") in ids)
+            ):
                 found.append("svg without a name")
             if tag == "img" and not attributes.get("alt"):
                 found.append("img without alt")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -35,7 +37,9 @@ from zo_sweeps.results.compare import SettingDifference, compare, differences, s
 from zo_sweeps.results.facts import status_facts
 from zo_sweeps.results.report import curve_data
 from zo_sweeps.schedule.ledger import Ledger, read_standing
-from zo_sweeps.tables import to_text
+from zo_sweeps.tables import to_html, to_text
+from zo_sweeps.tables.draw import drawing
+from zo_sweeps.tables.figure_kinds.search import BEYOND, FAILED, LINE, RUNS, SELECTED
 from zo_sweeps.tables.text_cells import notes, value_text
 
 from .common import GRID, composed, fill, outcome
@@ -68,7 +72,9 @@ def test_the_report_holds_every_table_and_figure(page: str, folder: Path, swept:
         )
         title = table.spec.title.removeprefix(f"{swept[1].title}: ")
         assert title[:1].upper() + title[1:] in read.text
-    assert [tag for tag, _ in read.attributes].count("svg") == len(GRID["figures"])
+    assert [given.get("role") for tag, given in read.attributes if tag == "svg"].count("img") == len(
+        GRID["figures"]
+    ) + 2
 
 
 def test_the_report_needs_nothing_but_itself_and_can_be_read_by_everyone(page: str) -> None:
@@ -77,6 +83,48 @@ def test_the_report_needs_nothing_but_itself_and_can_be_read_by_everyone(page: s
     assert checked.loaded() == set()
     assert checked.policy_faults() == []
     assert checked.faults() == []
+
+
+def test_a_cell_links_to_its_trials_and_a_trial_to_its_curve_and_its_command(
+    page: str, folder: Path, swept: tuple[Composer, Plan]
+) -> None:
+    composer, plan = swept
+    standing = read_standing(folder / "state")
+    read = Page(page)
+    rows = [given["id"].removeprefix("trial-") for given, _ in read.all("tr") if "id" in given]
+    assert rows == [*plan.every]
+    cells = [cell for table in readout.tables(plan, composer, standing) for cell in table.cells.values()]
+    linked = [given["href"] for given, _ in read.all("a") if given["href"].startswith("#trial-")]
+    bad = [i for i in plan.every if standing.state(i) in report.BAD]
+    first = [cell.trial_ids[0] for cell in cells if cell.mean is not None and cell.trial_ids]  # a rank has none
+    assert {*linked} == {f"#trial-{trial_id}" for trial_id in (*first, *bad)}
+    drawn = [run["id"] for row in curve_data(plan, standing)["rows"] for part in row["parts"] for run in part["runs"]]
+    assert {*drawn} == {given["data-trial"] for given, _ in read.all("a") if "data-trial" in given}
+    assert f"{COMMAND} --rerun ID" in Reader(page).text
+
+
+def test_tables_and_cards_say_which_way_is_good(page: str, folder: Path, swept: tuple[Composer, Plan]) -> None:
+    """The table of accuracies has a rank, of which less is better."""
+    read = Page(page)
+    headings = [text for _, text in read.all("h3")]
+    assert "Time per step (ms/step) ↓" in headings
+    columns = [text.strip() for _, text in read.all("th")]
+    assert {"Movie remarks ↑", "Rank ↓"} <= {*columns}
+    cards = [text for _, text in read.all("dt")]
+    assert any(text.endswith("on Movie remarks ↑") for text in cards)
+    (table, *_) = readout.tables(swept[1], swept[0], read_standing(folder / "state"))
+    assert "Movie remarks ↑" not in to_html(table), "what `table` prints is as it was"
+
+
+def test_every_figure_can_be_saved_from_the_page(page: str) -> None:
+    links = [(given["download"], given["href"]) for given, _ in Page(page).all("a") if "download" in given]
+    names = ["tiny_search_update_lr", "tiny_search_estimator_q", "tiny_by_q", "tiny_curve"]
+    assert [name for name, _ in links] == [f"{name}.{form}" for name in names for form in ("png", "svg", "pdf")]
+    begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    for name, address in links:
+        head, _, content = address.partition(";base64,")
+        assert head in ("data:image/png", "data:image/svg+xml", "data:application/pdf")
+        assert base64.b64decode(content).startswith(begins[name.rpartition(".")[2]])
 
 
 def test_footnotes_notes_and_hyper_parameters_are_printed_once(page: str, swept: tuple[Composer, Plan]) -> None:
@@ -139,8 +187,22 @@ def test_the_report_says_what_failed_where_it_ran_and_how_to_run_it_again(page: 
 
 
 def test_rows_are_paired_over_the_seeds_that_zero_shot_serves_too(page: str) -> None:
-    found = [table for table in Reader(page).tables if table[0][0] == "row − column"]
-    assert [table[1][1].split()[-1] for table in found] == ["n=3"]
+    (forest,) = [table for table in Reader(page).tables if table[0][0].startswith("row − ")]
+    assert (forest[0][0], forest[1][0], forest[1][4]) == ("row − Zero-shot", "ZO", "3")
+
+
+def test_the_reference_is_the_row_that_most_are_compared_with_or_mezo(swept: tuple[Composer, Plan]) -> None:
+    def reference(**changes: object) -> str:
+        grid = replace(plan.grid, **changes)
+        return report.reference_row(replace(plan, config=replace(plan.config, grid=grid)))
+
+    _, plan = swept
+    zo = plan.grid.blocks["zo"]
+    assert reference() == ""
+    mezo = {**plan.grid.blocks, "first": replace(zo, fixed={"method": "mezo"})}
+    assert reference(blocks=mezo) == "first"
+    compared = GridTable(rows={"zo": ""}, over={"zo": "zero_shot"})
+    assert reference(blocks=mezo, tables={"difference": compared}) == "zero_shot"
 
 
 def test_a_report_of_nothing_is_a_page_too(tmp_path: Path) -> None:
@@ -160,6 +222,53 @@ def test_the_figure_of_a_grid_selects_at_each_x_and_knows_the_published_point(
     assert ours.y == pytest.approx([71.1, 72.1, 74.1])  # at q=4 the better rate has a seed that diverged
     assert (published.x, published.y) == ((2.0,), (90.0,))
     assert [series.x for series in curve.panels[0].series] == [(10.0, 20.0)]
+
+
+def test_a_searched_axis_has_a_figure_with_every_run_the_selected_setting_and_those_without_a_value(
+    folder: Path, swept: tuple[Composer, Plan]
+) -> None:
+    """`fill` gives a dev loss of 1 / (q + 1) - lr; at q=4 and lr=0.1 seed 1 diverged and seed 2 failed."""
+    _, plan = swept
+    figures = charts.searches(plan, read_standing(folder / "state"))
+    assert [*figures] == ["search_update_lr", "search_estimator_q"]
+    by_rate, by_q = ({s.mark: s for s in figure.panels[0].series} for figure in figures.values())
+    assert by_rate[LINE].x == (0.01, 0.1)
+    assert by_rate[LINE].y == pytest.approx((1 / 5 - 0.01, 1 / 3 - 0.1)), "at 0.1, q=4 is no candidate"
+    assert by_q[LINE].y == pytest.approx((1 / 2 - 0.1, 1 / 3 - 0.1, 1 / 5 - 0.01))
+    assert (by_rate[LINE].n, by_rate[LINE].std) == (3, pytest.approx((0.0, 0.0)))
+    assert (by_rate[SELECTED].x, by_rate[SELECTED].y) == ((0.01,), pytest.approx((0.19,)))
+    assert by_q[SELECTED].x == (4.0,)
+    runs = sorted((lr, 1 / (q + 1) - lr) for lr in (0.01, 0.1) for q in (1, 2, 4) for _ in range(3))
+    runs.remove((0.1, 1 / 5 - 0.1)), runs.remove((0.1, 1 / 5 - 0.1))
+    assert [*zip(by_rate[RUNS].x, by_rate[RUNS].y, strict=True)] == [(x, pytest.approx(y)) for x, y in runs]
+    assert (by_rate[FAILED].x, by_q[FAILED].x) == ((0.1,), (4.0,))
+    figure = figures["search_update_lr"]
+    assert "×: no value. ZO (0.1: 1 diverged, 0.1: 1 failed)" in figure.notes
+    assert (figure.title, figure.log_x, figure.y_label) == ("Dev loss of ZO by learning rate", True, "Dev loss (nats)")
+    with drawing(figure) as drawn:
+        (axes,) = drawn.axes
+        assert axes.get_xscale() == "log"
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["0.01", "0.1"]
+        low, high = axes.get_ylim()
+        assert low < min(by_rate[RUNS].y) < max(by_rate[RUNS].y) < high
+
+
+def test_a_run_far_from_the_others_is_drawn_at_the_edge_and_the_rule_says_which_value_is_good(tmp_path: Path) -> None:
+    grid = {**GRID, "select": {"metric": "dev/metric", "mode": "max"}}
+    _, plan = composed(tmp_path, grid)
+    fill(plan, tmp_path)
+    far = next(i for i, t in plan.every.items() if t.label == "ZO · Movie remarks · q 1 · lr 0.1 · seed 2")
+    for given, mark, y in ((0.1, BEYOND, 10.0), (0.9, RUNS, 90.0)):
+        with Ledger(tmp_path / "state") as ledger:
+            for i, trial in plan.every.items():
+                spread = 0.01 * TrialConfig.of(trial.config).seed
+                ended = outcome(plan, i)
+                value = given if i == far else 0.8 - spread
+                ledger.write(i, ended.state, outcome=replace(ended, metrics={**ended.metrics, "dev/metric": value}))
+        (panel,) = charts.searches(plan, read_standing(tmp_path / "state"))["search_update_lr"].panels
+        by_mark = {series.mark: series for series in panel.series}
+        assert pytest.approx(y) in by_mark[mark].y
+        assert (BEYOND in by_mark) == (mark == BEYOND)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +327,17 @@ def test_the_commands_write_figures_reports_and_html_tables(
     assert sorted(path.name for path in folder.glob("a*.png")) == ["a_by_q.png", "a_curve.png"]
     in_process(capsys, "figure", *given, "--figure", "curve", "--output", "b.svg")
     assert (folder / "b.svg").is_file()
+    searched = ["--figure", "search_update_lr", "--format", "pdf", "--width", "84mm"]
+    assert in_process(capsys, "figure", *given, *searched).split()[-1].endswith("tiny_search_update_lr.pdf")
+    pdf = (folder / "state" / "figures" / "tiny_search_update_lr.pdf").read_bytes()
+    assert [float(box) for box in re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", pdf)] == [pytest.approx(84 / 25.4 * 72)]
+    for wrong in ("3.3", "0.1in", "1..2in", "width"):
+        assert main(["figure", *given, "--width", wrong]) == 2
+        assert "is no width from 1.5in to 20in" in capsys.readouterr().err
+    assert main(["figure", *given, "--format", "gif"]) == 2
+    assert "unknown kind of file 'gif'" in capsys.readouterr().err
+    assert main(["figure", *given, "--format", "pdf", "--output", "a.png"]) == 2
+    assert "omit --format" in capsys.readouterr().err
     assert main(["figure", *given, "--figure", "curve", "--output", "a.gif"]) == 2
     assert "unknown kind of file 'gif'" in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from tests.engine import contract
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import SquaredGradients
 from zo_sweeps.tables import Record, build
-from zo_sweeps.tables.draw import TOKENS, drawing, inline_svg, render
+from zo_sweeps.tables.draw import FORMATS, TOKENS, drawing, inline_svg, render, renderings
 from zo_sweeps.tables.figure_kinds.line import Line
 from zo_sweeps.tables.figure_kinds.rows import MEAN, SEEDS, row_figure
 from zo_sweeps.tables.figure_kinds.rows import PUBLISHED as PUBLISHED_LABEL
@@ -388,6 +389,36 @@ def test_an_inline_figure_has_the_colours_of_the_page_and_no_inline_style() -> N
     assert root[0].text == drawn_examples()["curve"].title
 
 
+def test_the_numbers_of_a_logarithmic_axis_are_no_formulas() -> None:
+    found = [record(block=name, dev=x, test=0.5) for name, x in (("zo", 0.004), ("pezo", 0.7))]
+    spec = layout(kind="scatter", columns=COLUMNS[:1], x="dev/loss", x_measure=measure("dev_loss"))
+    with drawing(points(spec, found, look)) as drawn:
+        (axes,) = drawn.axes
+        drawn.canvas.draw()
+        texts = [label.get_text() for label in axes.get_xticklabels(which="both")]
+        assert axes.get_xscale() == "log"
+    assert {"0.01", "0.1"} <= {*texts}
+    assert not [text for text in texts if "$" in text]
+
+
+def test_a_width_is_that_of_the_file_and_its_fonts_are_embedded() -> None:
+    figure = points(layout(), searched(), look)
+    for width in (3.3, 6.75):
+        files = renderings(figure, FORMATS, width)
+        assert files == renderings(figure, FORMATS, width), "the same figure gives the same files"
+        assert struct.unpack(">I", files["png"][16:20]) == (round(300 * width),)
+        (box,) = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", files["pdf"])
+        assert float(box) == pytest.approx(72 * width)
+        assert ET.fromstring(files["svg"]).get("width") == f"{72 * width:g}pt"
+        kinds = {*re.findall(rb"/Subtype /(Type\w+|CIDFontType\w+|TrueType)", files["pdf"])}
+        assert kinds == {b"Type0", b"CIDFontType2"}, "TrueType, not Type 3"
+        assert b"CreationDate" not in files["pdf"]
+    with drawing(figure, 3.3) as narrow, drawing(figure, 6.75) as wide, drawing(figure) as free:
+        places = [[axes.get_subplotspec().colspan.start for axes in drawn.axes] for drawn in (narrow, wide, free)]
+        assert places == [[0, 0], [0, 1], [0, 1]]
+        assert (narrow.get_suptitle(), free.get_suptitle()) == ("", figure.title)
+
+
 def check_kind(kind: FigureKind) -> None:
     """Every series is whole and drawn where its points are."""
     changes: dict[str, Any] = {"kind": kind, "columns": COLUMNS[:1]}
@@ -411,7 +442,7 @@ def check_kind(kind: FigureKind) -> None:
             assert ends.y0 <= min(series.y) <= max(series.y) <= ends.y1, "its y are not on the y axis"
 
 
-@pytest.mark.parametrize("name", [name for name in contract.names("figure_kind") if name != "rows"])
+@pytest.mark.parametrize("name", [name for name in contract.names("figure_kind") if name not in ("rows", "search")])
 def test_every_kind_makes_whole_series_and_draws_each(name: str) -> None:
     check_kind(kind_of_grid(name, "here"))
 

@@ -13,11 +13,11 @@ import pytest
 from tests.tables.examples import record, spec
 from zo_sweeps.cli.text import console, listing, say
 from zo_sweeps.core.units import visible
-from zo_sweeps.results.report import as_script
 from zo_sweeps.tables import Measure, Table, build, to_csv, to_html, to_latex, to_markdown, to_text
 from zo_sweeps.tables.draw import inline_svg
 from zo_sweeps.tables.figure_kinds.line import Line
 from zo_sweeps.tables.figures import Figure, Panel, Series
+from zo_sweeps.tables.html import as_script
 
 TURNED, ESCAPE = "ZO \u202e99.9\u202c", "a note\x1b[2K of \u200bothers"
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1", "\r=1"]

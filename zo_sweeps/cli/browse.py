@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from zo_sweeps.cli.parser import grid_parser, parse, read, trial_ids
 from zo_sweeps.cli.text import UNLIMITED, console, counted, grouped, listing, say, say_group
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import to_text as to_json
-from zo_sweeps.core.errors import UserError, nothing_run, unknown
+from zo_sweeps.core.errors import UserError, nothing_run, require_known, unknown
 from zo_sweeps.core.units import metric_text
 from zo_sweeps.results import report as pages
 from zo_sweeps.results import sweep_figures
@@ -76,33 +77,50 @@ def table(given: Sequence[str]) -> int:
 
 
 def figure(given: Sequence[str]) -> int:
-    """Draw a grid's figures (PNG, SVG), from the results so far; convergence curves if it defines none."""
+    """Draw a grid's figures, from the results so far; convergence curves if it defines none."""
     parser = grid_parser("figure", figure.__doc__)
-    text = "one of the grid's figures; default: all"
+    text = "one of the grid's figures, or of a searched axis: search_update_lr; default: all of the grid's"
     parser.add_argument("--figure", action="append", default=[], metavar="NAME", help=text)
-    text = "the name of the figure is added if there are several; default: both kinds, in the state folder"
-    parser.add_argument("--output", type=expanduser, default="", metavar="FILE.png|.svg", help=text)
+    text = "may be repeated; default: png and svg"
+    parser.add_argument("--format", action="append", default=[], metavar="png|svg|pdf", help=text)
+    text = "for a column of a paper: in, cm or mm, exactly, without a title; default: as it fits"
+    parser.add_argument("--width", default="", metavar="3.3in", help=text)
+    text = "the name of the figure is added if there are several; default: in the state folder"
+    parser.add_argument("--output", type=expanduser, default="", metavar="FILE.png|.svg|.pdf", help=text)
     options = parse(parser, given)
     from zo_sweeps.tables.draw import FORMATS as DRAWN
-    from zo_sweeps.tables.draw import render
+    from zo_sweeps.tables.draw import renderings
 
     reading, to, output = read(options), console(), Path(options.output)
     folder, suffix = reading.plan.config.folder, output.suffix.lstrip(".")
     if options.output and suffix not in DRAWN:
         raise unknown("kind of file", suffix, DRAWN, where=f"--output {output}")
-    standing = read_standing(folder)
+    require_known("kind of file", options.format, DRAWN, where="--format")
+    if options.output and {*options.format} - {suffix}:
+        raise UserError("the name of a file has its format", where="--output", fix="omit --format")
+    forms = [suffix] if options.output else options.format or ["png", "svg"]
+    standing, width = read_standing(folder), _inches(options.width)
     drawn = sweep_figures.figures(reading.plan, reading.composer, standing, options.figure)
     for one in drawn:
         for note in one.notes:
             say(to, f"{one.name}: {note}")
-        for form in [suffix] if options.output else DRAWN:
+        for form, content in renderings(one, forms, width).items():
             path = output if options.output else _created(folder / "figures") / f"{one.name}.{form}"
             if options.output and len(drawn) > 1:
                 name = one.name.removeprefix(f"{reading.plan.name}_")
                 path = output.with_name(f"{output.stem}_{name}.{form}")
-            _write(path, render(one, form))
+            _write(path, content)
             say(to, str(path))
     return 0
+
+
+def _inches(text: str) -> float:
+    """Return a width in inches; 0 for "". Raises UserError for one that is none, or out of range."""
+    found = re.fullmatch(r"([\d.]+) *(in|cm|mm)", text)
+    width = float(found[1]) / {"in": 1, "cm": 2.54, "mm": 25.4}[found[2]] if found and found[1].count(".") < 2 else 0.0
+    if text and not 1.5 <= width <= 20:
+        raise UserError(f"{text!r} is no width from 1.5in to 20in", where="--width", fix="e.g. 3.3in, 84mm")
+    return width
 
 
 def report(given: Sequence[str]) -> int:

@@ -40,11 +40,12 @@ ALIKE = 1.1  # ratio up to which two memories count as the same
 
 @dataclass(frozen=True)
 class Headline:
-    """A number of the first screen, what it is, and the numbers behind it."""
+    """A number of the first screen, what it is, the numbers behind it, and whether "higher" or "lower" is better."""
 
     value: str
     label: str
     detail: str = ""
+    better: str = ""
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,8 @@ def _scores(table: Table, ours: Sequence[_Choice], estimates: Sequence[str]) -> 
         told = sum(_told([(best.cell, cell)]) for cell in rivals)
         which = f"{told} of the {len(rivals)}" if told else "None of the"
         sentences.append(f"{which} others can be told from it.")
-    return sentences, [Headline(best.text, f"{best.label}, on {column}", f"{best.seeds}; best {by}")]
+    better = table.spec.of(best.key).better
+    return sentences, [Headline(best.text, f"{best.label}, on {column}", f"{best.seeds}; best {by}", better)]
 
 
 def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
@@ -251,9 +253,8 @@ def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
     ends = interval(pairs)
     within = f"{signed(ends[0], digits)} to {signed(ends[1], digits)}, {len(pairs)} pairs by seed" if ends else ""
     if _told(cells):
-        return text, Headline(
-            f"{signed(fmean(gaps), digits)} {points}", label, f"{detail}; {CONFIDENCE:.0%} interval {within}"
-        )
+        value, better = f"{signed(fmean(gaps), digits)} {points}", table.spec.of(against[0][0].key).better
+        return text, Headline(value, label, f"{detail}; {CONFIDENCE:.0%} interval {within}", better)
     alone = "all pairs by seed are equal" if len(pairs) > 1 else "there are fewer than two pairs by seed"
     why = f"the {CONFIDENCE:.0%} interval of the difference is {within}" if ends else f"no interval, {alone}"
     text = f"{it.capitalize()} cannot be told from {beside}: {why}."
@@ -313,7 +314,8 @@ def _memory(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headlin
         return None
     changes = sorted(100 * (ours / theirs - 1) for ours, theirs in found)
     ends = dict.fromkeys(signed(change, 0) for change in (changes[0], changes[-1]))
-    return Headline(f"{' to '.join(ends)} %", "memory", f"{_shown(found, bytes_text)}; {definitions.pop()}")
+    detail = f"{_shown(found, bytes_text)}; {definitions.pop()}"
+    return Headline(f"{' to '.join(ends)} %", "memory", detail, "lower")
 
 
 def _at_its_memory(
@@ -336,7 +338,8 @@ def _at_its_memory(
     detail = found[0][1].text if len(found) == 1 else f"mean of {len(found)} columns"
     ends = interval(paired((ours.cell, rival.cell) for ours, rival in found))
     within = f"; {CONFIDENCE:.0%} interval {signed(ends[0], digits)} to {signed(ends[1], digits)}" if ends else ""
-    return Headline(f"{signed(gap, digits)} {points}", f"from backpropagation at its memory ({label})", detail + within)
+    label, better = f"from backpropagation at its memory ({label})", table.spec.of(found[0][0].key).better
+    return Headline(f"{signed(gap, digits)} {points}", label, detail + within, better)
 
 
 def _forwards(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headline | None:
@@ -348,7 +351,7 @@ def _forwards(plan: Plan, standing: Standing, against: Sequence[_Pair]) -> Headl
     found = [both for pair in against if (both := _both(pair, value))]
     shown = _shown(found, lambda count: f"{count:,.0f}")
     detail = f"{shown} examples; a backward pass counts as two forwards"
-    return Headline(_times(found), "forwards per run", detail) if found else None
+    return Headline(_times(found), "forwards per run", detail, "lower") if found else None
 
 
 def _ratio(
@@ -363,7 +366,7 @@ def _ratio(
     if not found:
         return Headline("–", label, apart(places[0]))
     load = under_load(place for where in places for place in where)
-    return Headline(_times(found), label, "; ".join(filter(None, (_shown(found, text), load))))
+    return Headline(_times(found), label, "; ".join(filter(None, (_shown(found, text), load))), "lower")
 
 
 def _places(plan: Plan, standing: Standing, pair: _Pair) -> tuple[Place, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +18,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
-from zo_sweeps.core.units import bytes_text, visible
+from zo_sweeps.core.units import bytes_text
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import JournalStore, trail
 from zo_sweeps.results import sweep_figures as charts
@@ -28,10 +29,10 @@ from zo_sweeps.results.findings import BestRow, findings, forwarded_per_step
 from zo_sweeps.results.past_sweeps import with_earlier
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Rule, Table
-from zo_sweeps.tables.draw import inline_svg
+from zo_sweeps.tables.draw import FORMATS, inline_svg, renderings
 from zo_sweeps.tables.figure_kinds.curve import CURVE_X, CURVES, windowed
-from zo_sweeps.tables.figures import TOLD_APART
-from zo_sweeps.tables.html import cells_html, differences_html, document
+from zo_sweeps.tables.figures import TOLD_APART, Figure
+from zo_sweeps.tables.html import as_script, cells_html, differences_html, document
 from zo_sweeps.tables.page import readable, together
 from zo_sweeps.tables.records import described
 from zo_sweeps.tables.select import select, settings
@@ -41,14 +42,17 @@ from zo_sweeps.tables.text_cells import capital, plain
 WEB = Path(__file__).parent / "web"
 UPLOT = WEB / "uplot"
 FORWARDS = "Forwarded examples (a backward pass counts as two forwards)"
+TYPES = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
 DIGITS = 5  # significant, of a drawn value
 SHOWN = ("dev/loss", "test/metric", "wall_seconds")
 BAD = (TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY)
 DAY = "%Y-%m-%d"
+FIGURES = ("result", "curve_figures", "search", "figures")  # parts of the page
 BEST_COLUMNS = ("Table", "Column", "Best row", "Value", "Behind it", "State")
 SECTIONS = {
     "#result": "Result",
     "#curves": "Curves",
+    "#search": "Search",
     "#figures": "Figures",
     "#tables": "Tables",
     "#differences": "Differences",
@@ -90,12 +94,13 @@ def html(
         "found": (found := findings(plan, standing, own)),
         "best": _best(found.best),
         **_figures(plan, composer, standing),
-        "tables": [cells_html(table, title) for title, table in page.tables],
+        "tables": [cells_html(table, title, plan.every) for title, table in page.tables],
         "selected": page.selected,
         "footnotes": page.footnotes,
         "notes": [note for note in page.notes if note not in plan.caveats],
         "differences": _differences(own, plan),
         "curves": as_script(curves) if curves else "",
+        "drawn_trials": {run["id"] for row in rows for part in row["parts"] for run in part["runs"]},
         "curves_note": f"Drawn at first: {drawn} of {len(rows)} rows, the best by {curves['best_by']}."
         if drawn < len(rows)
         else "",
@@ -129,14 +134,6 @@ def page_script() -> str:
     return (WEB / "page.js").read_text(encoding="utf-8").strip()
 
 
-def as_script(data: Any) -> str:
-    """Return data as JSON that can stand in a <script>: no text in it ends the element, begins a comment or hides."""
-    text = visible(json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
 def _title(table: Table, plan: Plan) -> str:
     """Return the table's title without that of the grid, which heads the page, and with its unit."""
     title = table.spec.title.removeprefix(f"{plan.title}: ")
@@ -152,13 +149,25 @@ def _best(lines: Sequence[BestRow]) -> list[tuple[str, ...]]:
 
 
 def _differences(tables: Sequence[Table], plan: Plan) -> list[str]:
-    """Return the tables of paired differences; what their numbers mean stands below the last of those with examples."""
-    made = [(table, compared(table, plan.config.folder)) for table in tables if differences(table)]
+    """Return the paired differences of each table; what their numbers mean is below the last of those with examples.
+
+    A table that is of differences itself has none.
+    """
+    scored = [table for table in tables if not table.spec.measure.paired and differences(table)]
+    made = [(table, compared(table, plan.config.folder)) for table in scored]
     last = max((i for i, (_, examples) in enumerate(made) if examples), default=len(made) - 1)
+    reference = reference_row(plan)
     return [
-        differences_html(table, examples, _title(table, plan), notes=i == last)
+        differences_html(table, examples, _title(table, plan), reference, notes=i == last)
         for i, (table, examples) in enumerate(made)
     ]
+
+
+def reference_row(plan: Plan) -> str:
+    """Return the row that the grid's tables compare most rows with, else that of MeZO; "" if there is none."""
+    compared_with = Counter(other for table in plan.grid.tables.values() for other in table.over.values())
+    mezo = [name for name, block in plan.grid.blocks.items() if "mezo" in (name, block.fixed.get("method"))]
+    return next(iter([*(name for name, _ in compared_with.most_common(1)), *mezo]), "")
 
 
 def counts(plan: Plan, standing: Standing) -> str:
@@ -191,23 +200,28 @@ def _meta(plan: Plan, standing: Standing) -> str:
 
 
 def _figures(plan: Plan, composer: Composer, standing: Standing) -> dict[str, Any]:
-    """Return the figures as <svg>: that of the main table, the curves, and those that the grid defines."""
+    """Return the figures as <svg>: that of the main table, curves, searched values, and those that the grid defines."""
     try:
-        drawn = charts.figures(plan, composer, standing)
+        made = [_drawn(one, f"figure-{i}") for i, one in enumerate(charts.figures(plan, composer, standing))]
+        search = [_drawn(one, f"search-{i}") for i, one in enumerate(charts.searches(plan, standing).values())]
     except UserError as error:  # a page of tables alone is worth having
-        return {"result": None, "curve_figures": [], "figures": [], "no_figures": f"No figures: {error}"}
-    made = [
-        {
-            "svg": inline_svg(figure, f"figure-{i}"),
-            "caption": " ".join(f"{note.rstrip('.')}." for note in figure.notes),
-            "title": figure.title,
-        }
-        for i, figure in enumerate(drawn)
-    ]
+        return {**dict.fromkeys(FIGURES, ()), "no_figures": f"No figures: {error}"}
+    parts = {**dict.fromkeys(FIGURES, ()), "search": search, "no_figures": ""}
     if plan.grid.figures:
-        return {"result": None, "curve_figures": [], "figures": made, "no_figures": ""}
-    first = drawn[0].kind.of_table
-    return {"result": made[0] if first else None, "curve_figures": made[first:], "figures": [], "no_figures": ""}
+        return {**parts, "figures": made}
+    first = bool(plan.grid.tables)
+    return {**parts, "result": made[:first], "curve_figures": made[first:]}
+
+
+def _drawn(figure: Figure, prefix: str) -> dict[str, Any]:
+    """Return a figure as the page shows it, and as files; prefix: of its ids."""
+    caption = " ".join(f"{note.rstrip('.')}." for note in figure.notes)
+    files = renderings(replace(figure, title=""), FORMATS)
+    links = [
+        (form.upper(), f"{figure.name}.{form}", f"data:{TYPES[form]};base64,{base64.b64encode(content).decode()}")
+        for form, content in files.items()
+    ]
+    return {"svg": inline_svg(figure, prefix, files["svg"]), "caption": caption, "title": figure.title, "files": links}
 
 
 def _failures(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:

@@ -22,7 +22,7 @@ from zo_sweeps.results.findings import findings
 from zo_sweeps.results.past_sweeps import ReadablePlan, of_grids, of_sweep
 from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
 from zo_sweeps.tables import Table
-from zo_sweeps.tables.html import STYLE, document
+from zo_sweeps.tables.html import STYLE, as_script, document
 from zo_sweeps.tables.page import readable
 from zo_sweeps.tables.stats import CONFIDENCE
 from zo_sweeps.tables.text_cells import value_text
@@ -141,7 +141,7 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
         "compare.html.j2",
         report.WEB,
         title="Compare rows",
-        data=report.as_script(data),
+        data=as_script(data),
         sweeps=compared,
         links=[(INDEX, "All sweeps")],
         scripts={"page.js": "", "compare.js": ""},

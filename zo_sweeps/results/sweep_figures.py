@@ -22,6 +22,7 @@ from zo_sweeps.results.tables import column_measures, first_metric, metric_names
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Rule
 from zo_sweeps.tables.figure_kinds.rows import row_figure
+from zo_sweeps.tables.figure_kinds.search import search_figure, searched
 from zo_sweeps.tables.figures import COLUMN, Figure, FigureSpec, Runs, kind_of_grid
 from zo_sweeps.tables.page import readable
 from zo_sweeps.tables.published import names
@@ -40,14 +41,15 @@ def figures(plan: Plan, composer: Composer, standing: Standing, only: Sequence[s
     """Return the grid's figures, in its order; for a grid that defines none its first table's rows, then curves.
 
     Args:
-        only: names of figures; default: all.
+        only: names of figures, or of those in `searches`; default: all of the grid's.
 
     Raises UserError for a name that is no figure of the grid, a layout that cannot be drawn, and a damaged journal.
     """
     named = plan.grid.figures or DEFAULTS
     main = next(iter(plan.grid.tables), "") if not plan.grid.figures else ""  # of whose rows the first figure is
     every = [*([MAIN] if main else []), *named]
-    require_known("figure", only, every, where=f"grid {plan.name}")
+    search = searches(plan, standing) if {*only} - {*every} else {}
+    require_known("figure", only, [*every, *search], where=f"grid {plan.name}")
     records = readout.records(plan, standing)
     journals, made = JournalStore(plan.config.folder), []
 
@@ -62,6 +64,9 @@ def figures(plan: Plan, composer: Composer, standing: Standing, only: Sequence[s
             (table,) = readout.tables(plan, composer, standing, [main])
             made.append(row_figure(readable(table), f"{plan.name}_{MAIN}"))
             continue
+        if name not in named:
+            made.append(search[name])
+            continue
         spec = _spec(plan, composer, name, named[name])
         spec = replace(
             spec,
@@ -70,6 +75,26 @@ def figures(plan: Plan, composer: Composer, standing: Standing, only: Sequence[s
         )
         made.append(spec.kind.build(spec, records, _lookup(plan), runs))
     return made
+
+
+def searches(plan: Plan, standing: Standing) -> dict[str, Figure]:
+    """Return name -> the figure of how the result depends on a searched axis, that of rates first."""
+    blocks, rule = plan.grid.blocks, Rule(plan.grid.select.metric, plan.grid.select.mode)
+    records = [record for record in readout.records(plan, standing) if not blocks[record.block].setting_of]
+    of_loss = rule.metric.endswith("/loss")
+    measure = Measure(rule.metric, "nats", better="lower") if of_loss else replace(PERCENT, metric=rule.metric)
+    measure, own = column_measures(plan, "", measure)
+    seeds = [*dict.fromkeys(cell.seed for cell in plan.cells)][: plan.grid.select.seeds]
+    found = {}
+    for key, rows in searched(records).items():
+        name = f"search_{key.replace('.', '_')}"
+        labels = [(block, plan.grid.label(block)) for block in rows]
+        measures = {column: own.get(column, measure) for column in plan.labels}
+        columns = [*plan.labels.items()]
+        figure = search_figure(f"{plan.name}_{name}", key, records, labels, columns, rule, seeds, measures)
+        if figure is not None:
+            found[name] = figure
+    return found
 
 
 def _differences(

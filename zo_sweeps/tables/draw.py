@@ -1,4 +1,4 @@
-"""Figures as PNG and SVG by matplotlib, which is imported at the first drawing and never opens a window."""
+"""Figures as PNG, SVG and PDF by matplotlib, which is imported at the first drawing and never opens a window."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -41,53 +41,82 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "svg.fonttype": "none",  # text, not outlines of letters
     "svg.hashsalt": "zo_sweeps",  # the same figure gives the same file
+    "pdf.fonttype": 42,  # fonts embedded as TrueType: publishers refuse Type 3
 }
-FORMATS = ("png", "svg")
+FORMATS: dict[str, dict[str, Any]] = {  # a file's format -> its metadata, without what differs from day to day
+    "png": {},
+    "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+    "pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
+}
+PANEL, LETTER, HANDLE = 2.2, 0.06, 0.55  # inches: of a panel at least, of a legend's letter, of its line
 
 
-def render(figure: Figure, form: str) -> bytes:
-    """Return the figure as a file of format `form`: "png" or "svg"."""
-    out = io.BytesIO()
-    with drawing(figure) as drawn:
-        metadata: dict[str, Any] = {} if form == "png" else dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        drawn.savefig(out, format=form, dpi=160, metadata=metadata, bbox_inches="tight")
-    return out.getvalue()
+def render(figure: Figure, form: str, width: float = 0.0) -> bytes:
+    """Return the figure as a file of a format in FORMATS; see `renderings`."""
+    return renderings(figure, [form], width)[form]
+
+
+def renderings(figure: Figure, forms: Iterable[str], width: float = 0.0) -> dict[str, bytes]:
+    """Return format -> file.
+
+    Args:
+        width: in inches, exactly, with texts of 8 points and without a title: for a column of a paper; 0: as it fits.
+    """
+    files = {}
+    with drawing(figure, width) as drawn:
+        for form in forms:
+            out = io.BytesIO()
+            whole = None if width else "tight"
+            drawn.savefig(out, format=form, dpi=300 if width else 160, metadata=FORMATS[form], bbox_inches=whole)
+            files[form] = out.getvalue()
+    return files
 
 
 @contextmanager
-def drawing(figure: Figure) -> Iterator[Drawing]:
-    """Yield the drawn figure. Raises UserError if matplotlib is not installed."""
+def drawing(figure: Figure, width: float = 0.0) -> Iterator[Drawing]:
+    """Yield the drawn figure; width: as of `renderings`. Raises UserError if matplotlib is not installed."""
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure as Drawing
     except ImportError:
         raise UserError("matplotlib is not installed", fix="pip install matplotlib") from None
-    with rc_context(STYLE):
-        across = min(ACROSS, len(figure.panels))
+    with rc_context({**STYLE, "font.size": 8} if width else STYLE):
+        across = min(max(1, int(width / PANEL)) if width else ACROSS, len(figure.panels))
         down = math.ceil(len(figure.panels) / across)
-        drawn = Drawing(figsize=figure.kind.size(figure, across, down), layout="constrained")
+        wide, high = figure.kind.size(figure, across, down)
+        labels = list(dict.fromkeys(series.label for panel in figure.panels for series in panel.series))
+        columns = min(LEGEND, len(labels)) or 1
+        if width:
+            columns = max(1, min(columns, int(width / (HANDLE + LETTER * max(map(len, labels), default=0)))))
+            high += 0.19 * (math.ceil(len(labels) / columns) - math.ceil(len(labels) / LEGEND))
+        drawn = Drawing(figsize=(width or wide, high), layout="constrained")
         FigureCanvasAgg(drawn)
         grid = drawn.subplots(down, across, squeeze=False, sharey=figure.same_scale)
         for i, axes in enumerate(grid.flat):
             if i < len(figure.panels):
-                _panel(axes, figure, i)
+                _panel(axes, figure, i, across)
             else:
                 axes.axis("off")
-        _legend(drawn, figure)
-        if figure.title:
+        _legend(drawn, figure, columns)
+        if figure.title and not width:
             drawn.suptitle(figure.title, fontsize=10, x=0.01, ha="left")
         yield drawn
 
 
-def _panel(axes: Axes, figure: Figure, index: int) -> None:
+def _panel(axes: Axes, figure: Figure, index: int, across: int) -> None:
+    from matplotlib.ticker import LogFormatter
+
     panel = figure.panels[index]
-    axes.set_title(panel.title, fontsize=9)
+    axes.set_title(panel.title, fontsize="medium")
     axes.set_xlabel(figure.x_label)
-    if index % ACROSS == 0:
+    if index % across == 0:
         axes.set_ylabel(textwrap.fill(figure.y_label, LONG))
     figure.kind.draw(axes, figure, panel)
     figure.kind.ticks(axes, figure, panel)
+    if isinstance(axes.xaxis.get_major_formatter(), LogFormatter):  # it writes formulas, which are printed as they are
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(LogFormatter())
     if not panel.series:
         axes.text(0.5, 0.5, "no finished run yet", transform=axes.transAxes, ha="center", color=FAINT)
 
@@ -115,7 +144,7 @@ def banded(axes: Axes, series: Series, band: bool) -> None:
         axes.fill_between(series.x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def _legend(drawn: Drawing, figure: Figure) -> None:
+def _legend(drawn: Drawing, figure: Figure, columns: int) -> None:
     """Draw one legend for all panels, below them."""
     handles: dict[str, Any] = {}
     for axes in drawn.axes:
@@ -124,7 +153,6 @@ def _legend(drawn: Drawing, figure: Figure) -> None:
     if len(handles) > 1 or any(series.is_published for panel in figure.panels for series in panel.series):
         theirs = {series.label for panel in figure.panels for series in panel.series if series.is_published}
         labels = sorted(handles, key=theirs.__contains__)  # the published last
-        columns = min(len(labels), LEGEND)
         drawn.legend(
             [handles[label] for label in labels], labels, loc="outside lower center", ncols=columns, frameon=False
         )
@@ -141,12 +169,15 @@ TOKENS = {
 LINK = re.compile(r"#([\w-]+)")
 
 
-def inline_svg(figure: Figure, prefix: str) -> str:
+def inline_svg(figure: Figure, prefix: str, svg: bytes = b"") -> str:
     """Return the figure as an <svg> element, its title a <title>, its ids with a prefix that is unique in the page.
+
+    Args:
+        svg: the figure without its title, if it is drawn already.
 
     A page's policy may forbid inline styles, so that they become attributes. Nothing in it names an address.
     """
-    root = ET.fromstring(render(replace(figure, title=""), "svg"))
+    root = ET.fromstring(svg or render(replace(figure, title=""), "svg"))
     for element in root.iter():  # without namespaces
         element.tag = element.tag.rpartition("}")[2]
         element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}

@@ -47,7 +47,7 @@ class FigureKind(Definition):
 
     axis: ClassVar[str] = "figure_kind"
     over_training: ClassVar[bool] = False  # a series is a run, read from its journal; x and y are not a trial's keys
-    of_table: ClassVar[bool] = False  # made of a printed table's rows: no grid asks for it
+    of_grid: ClassVar[bool] = True  # a grid can ask for it; other kinds are made of a table's rows, or of a search
     x_is_measured: ClassVar[bool] = False  # x is a measure, as y is, and not a trial's key
 
     def check(self, spec: FigureSpec, where: str) -> None:
@@ -80,9 +80,9 @@ class FigureKind(Definition):
 
 
 def kind_of_grid(name: str, where: str) -> FigureKind:
-    """Return the kind that a grid's figure names. Raises UserError for an unknown one, or one of a table's rows."""
+    """Return the kind that a grid's figure names. Raises UserError for any other."""
     kinds = members("figure_kind").items()
-    offered = {one: kind for one, kind in kinds if issubclass(kind, FigureKind) and not kind.of_table}
+    offered = {one: kind for one, kind in kinds if issubclass(kind, FigureKind) and kind.of_grid}
     require_known("kind of figure", [name], offered, where=where)
     return offered[name]()
 
@@ -153,6 +153,7 @@ class Series:
         std: sample standard deviation over seeds, None for a single seed.
         color: index of its block, shared by our series and the published one.
         style: index of its line style among series of one colour.
+        mark: what it is, of a kind whose series are not all lines or bars.
     """
 
     label: str
@@ -163,6 +164,7 @@ class Series:
     n: int = 0
     is_published: bool = False
     style: int = 0
+    mark: str = ""
 
 
 @dataclass(frozen=True)

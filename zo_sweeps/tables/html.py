@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from zo_sweeps.core.units import visible
 from zo_sweeps.tables.cells import CellState, Table
 from zo_sweeps.tables.page import readable
+from zo_sweeps.tables.records import RANK
 from zo_sweeps.tables.stats import CONFIDENCE, Examples, differences
 from zo_sweeps.tables.text_cells import SELECTED, footnotes, heading, main_grid, selected_grid, signed
 from zo_sweeps.tables.text_cells import notes as notes_of
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 BAD = (CellState.DIVERGED, CellState.OUT_OF_MEMORY, CellState.FAILED)
+ARROWS = {"higher": "↑", "lower": "↓"}
 STYLE = Path(__file__).parent / "style.css"
 _POLICY = "zo-sweeps-policy"  # in a page, until its parts are known
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
@@ -64,18 +68,30 @@ def to_html(table: Table) -> str:
     )
 
 
-def cells_html(table: Table, title: str) -> str:
-    """Return the table under a title of its own, without notes and hyper-parameters."""
-    return _section(table, 3, title)
+def cells_html(table: Table, title: str, linked: Collection[str] = ()) -> str:
+    """Return the table under a title of its own, with the better direction, without notes and hyper-parameters.
+
+    Args:
+        linked: ids of trials that have a line (#trial-ID) on the page: a cell links to the first of its own.
+    """
+    ways = [ARROWS[table.spec.of(key).better] if key != RANK else ARROWS["lower"] for key, _ in table.columns]
+    alike = len({*ways}) == 1
+    return _section(table, 3, f"{title} {ways[0]}" if alike else title, [] if alike else ways, linked)
 
 
-def _section(table: Table, level: int, title: str, **parts: Any) -> str:
+def _section(
+    table: Table, level: int, title: str, ways: Sequence[str] = (), linked: Collection[str] = (), **parts: Any
+) -> str:
     grid = main_grid(table)
+    header = list(grid.header)
+    if ways:
+        header[1:] = (replace(it, text=f"{it.text} {way}") for it, way in zip(header[1:], ways, strict=True))
     cells = [[table.cells[block, key] for key, _ in table.columns] for block, _ in table.rows]
     values = {"footnotes": [], "notes": [], "selected": None, **parts}
     return render(
         "table.html.j2",
-        header=grid.header,
+        header=header,
+        linked=linked,
         heading=title,
         level=level,
         rows=[(texts[0], list(zip(row, texts[1:], strict=True))) for row, texts in zip(cells, grid.rows, strict=True)],
@@ -105,35 +121,63 @@ def _best(table: Table) -> set[tuple[int, int]]:
 
 
 def differences_html(
-    table: Table, examples: Mapping[tuple[str, str], Examples], title: str = "", *, notes: bool = True
+    table: Table,
+    examples: Mapping[tuple[str, str], Examples],
+    title: str = "",
+    reference: str = "",
+    *,
+    notes: bool = True,
 ) -> str:
-    """Return the paired differences of the table's rows (row minus column) with intervals; "" without any pair.
+    """Return the paired differences of the table's rows minus a reference row as a forest plot; "" without any pair.
+
+    The pairs of all rows are there as JSON, from which the page's script draws another reference.
 
     Args:
         examples: (row, other row) -> their test examples, compared one by one.
         title: of the table; default: its own.
+        reference: key of the row; default, and if it is in no pair: the first row.
         notes: whether to add what the numbers mean.
     """
-    by_pair = {(each.row, each.other): each for each in differences(table)}
-    if not by_pair:
+    found, digits = differences(table), table.spec.measure.digits
+    if not found:
         return ""
+    keys = [key for key, _ in table.rows if any(key in (it.row, it.other) for it in found)]
+    against = reference if reference in keys else keys[0]
+    mine = [it if it.other == against else it.turned for it in found if against in (it.row, it.other)]
+    ends = [0.0, *(end for it in mine for end in (it.low, it.mean, it.high) if end is not None)]
+    low, width = min(ends), max(ends) - min(ends) or 1.0
     labels = dict(table.rows)
-    keys = [key for key, _ in table.rows if any(key in pair for pair in by_pair)]
-    rows = []
-    for i, row in enumerate(keys[:-1]):  # above the diagonal, a dash for rows without a pair; below it, nothing
-        cells = [by_pair.get((row, other), "–" if j > i else "") for j, other in enumerate(keys[1:], 1)]
-        rows.append((labels[row], cells))
+    both = {**examples, **{pair[::-1]: Examples(it.n, it.other, it.one) for pair, it in examples.items()}}
+    words = {pair: f"{it.one} : {it.other} of {it.n}, p={it.p:.2g}" for pair, it in both.items()}
+    pairs = []
+    for it in found:
+        numbers = [None if value is None else round(value, digits) for value in (it.mean, it.low, it.high)]
+        said = [words.get(pair, "") for pair in ((it.row, it.other), (it.other, it.row))]
+        pairs.append([keys.index(it.row), keys.index(it.other), it.n, *numbers, it.excludes_zero, *said])
     return render(
         "differences.html.j2",
-        header=["row − column", *(labels[key] for key in keys[1:])],
         title=title or f"Paired differences of {table.spec.title} ({table.spec.measure.unit})",
-        rows=rows,
-        digits=table.spec.measure.digits,
+        against=labels[against],
+        rows=[(labels[it.row], it, words.get((it.row, against), "")) for it in mine],
+        at=lambda value: f"{4 + 192 * (value - low) / width:.1f}",
+        better=table.spec.measure.better,
+        digits=digits,
         signed=signed,
-        examples=examples,
+        examples=bool(examples),
         confidence=f"{CONFIDENCE:.0%}",
         notes=notes,
+        data=as_script(
+            {"rows": [labels[key] for key in keys], "against": labels[against], "digits": digits, "pairs": pairs}
+        ),
     )
+
+
+def as_script(data: Any) -> str:
+    """Return data as JSON that can stand in a <script>: no text in it ends the element, begins a comment or hides."""
+    text = visible(json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
 
 
 @cache

@@ -35,6 +35,12 @@ class PairedDifference:
     def excludes_zero(self) -> bool:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
+    @property
+    def turned(self) -> PairedDifference:
+        """`other` − `row`."""
+        low, high = (None if end is None else -end for end in (self.high, self.low))
+        return PairedDifference(self.other, self.row, -self.mean, self.n, low, high)
+
 
 @dataclass(frozen=True)
 class Examples:

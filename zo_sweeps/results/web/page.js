@@ -63,6 +63,47 @@
   };
   document.querySelectorAll("table.sortable").forEach(sortable);
 
+  /* A link to a trial opens the list that it is in. */
+  const unfold = () => {
+    const there = $(location.hash.slice(1)), folded = there && there.closest("details");
+    if (!folded) return;
+    folded.open = true;
+    there.scrollIntoView();
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
+
+  /* Paired differences: every row minus the one that is chosen, from the pairs of all rows. */
+  const against = $("against"), forests = [...document.querySelectorAll(".differences")].map((section) =>
+    [section.querySelector("table"), JSON.parse(section.querySelector("script").textContent)]);
+  const signed = (number, digits) => `${Number(number.toFixed(digits)) === 0 ? "" : number < 0 ? "−" : "+"}${Math.abs(number).toFixed(digits)}`;
+  const forest = (table, { rows, digits, pairs }) => {
+    const chosen = rows.indexOf(against.value), body = table.tBodies[0], [pattern] = body.rows;
+    if (chosen < 0) return; // it is no row of this table
+    const turn = (end) => (end === null ? null : -end);
+    const mine = pairs.flatMap(([row, other, n, mean, low, high, clear, ours, theirs]) => other === chosen ? [{ row, n, mean, low, high, clear, words: ours }]
+      : row === chosen ? [{ row: other, n, mean: turn(mean), low: turn(high), high: turn(low), clear, words: theirs }] : []).sort((a, b) => a.row - b.row);
+    const ends = [0, ...mine.flatMap((one) => [one.low, one.mean, one.high]).filter((end) => end !== null)], least = Math.min(...ends);
+    const at = (number) => 4 + (192 * (number - least)) / (Math.max(...ends) - least || 1);
+    table.tHead.rows[0].cells[0].textContent = `row − ${against.value}`;
+    body.replaceChildren(...mine.map(({ row, n, mean, low, high, clear, words }) => {
+      const made = pattern.cloneNode(true), [zero, line] = made.querySelectorAll("path"), interval = low === null ? "" : `[${signed(low, digits)}, ${signed(high, digits)}]`;
+      made.className = clear ? "clear" : "";
+      zero.setAttribute("d", `M${at(0)} 0V20`);
+      line.setAttribute("d", low === null ? "" : `M${at(low)} 10H${at(high)}`);
+      made.querySelector("circle").setAttribute("cx", at(mean));
+      made.querySelector("b").textContent = signed(mean, digits);
+      const texts = [rows[row], null, null, interval, n, words];
+      [...made.cells].forEach((cell, i) => { if (texts[i] !== null) cell.textContent = texts[i]; });
+      return made;
+    }));
+  };
+  if (against) {
+    [...new Set(forests.flatMap(([, { rows }]) => rows))].forEach((label) => against.append(element("option", { value: label }, label)));
+    against.value = forests[0][1].against;
+    against.addEventListener("change", () => forests.forEach(([table, data]) => forest(table, data)));
+  }
+
   /* Curves. */
   const source = $("curve-data");
   if (!source || typeof uPlot === "undefined") return;
@@ -190,6 +231,16 @@
     const last = shown[line].xs.length - 1;
     tell({ line, i: at ? Math.max(0, Math.min(last, at.i + move[1])) : 0 });
   });
+  document.querySelectorAll("[data-trial]").forEach((link) => link.addEventListener("click", () => {
+    const id = link.dataset.trial;
+    data.rows.forEach((row, i) => row.parts.filter((part) => part.runs.some((run) => run.id === id)).forEach((part) => {
+      boxes[i].checked = true;
+      pickers.column.value = part.column;
+    }));
+    draw();
+    const line = shown.findIndex((one) => one.id === id);
+    if (line >= 0) requestAnimationFrame(() => tell({ line, i: shown[line].xs.length - 1 })); // the chart has its scales then
+  }));
   $("curve-reset").addEventListener("click", draw);
   Object.values(pickers).forEach((one) => one.addEventListener("change", draw));
   let width = 0;

@@ -21,7 +21,7 @@ MEAN, SEEDS, PUBLISHED = "mean ± standard deviation", "each seed", "published"
 class Rows(FigureKind):
     """A table's rows below each other, its values along x: made by `row_figure`."""
 
-    of_table: ClassVar[bool] = True
+    of_grid: ClassVar[bool] = False
 
     def size(self, figure: Figure, across: int, down: int) -> tuple[float, float]:
         return 2.4 + max(4.0, 2.4 * across), (0.9 + 0.26 * len(figure.ticks)) * down + 0.4
