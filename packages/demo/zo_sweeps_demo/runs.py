@@ -274,7 +274,7 @@ def pid_of(folder: Path) -> int | None:
 def stop(folder: Path) -> None:
     """Interrupt the process of a state folder, as Ctrl-C does: it ends after the step, and can be resumed."""
     if pid := pid_of(folder):
-        kill(pid, signal.SIGINT)
+        kill(pid, signal.SIGTERM)  # a sweep stops as on Ctrl-C, which a shell lets its background jobs ignore
 
 
 def running(page: Page) -> Iterator[Path]:
@@ -360,7 +360,7 @@ def _broke(run: Run, journal: list[Event]) -> bool:
     ended = _processes.get(run.folder)
     if ended is None:
         return not journal and (run.folder / LOG).exists()
-    return ended.returncode not in (0, 130, -signal.SIGINT)
+    return ended.returncode not in (0, 130, -signal.SIGINT, -signal.SIGTERM)
 
 
 def _last_line(file: Path) -> str:
