@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,9 +137,12 @@ def test_backpropagation_at_the_same_memory_is_named_where_it_is_not_the_best_ro
     tables = {"accuracy": {"layout": "accuracy", "rows": dict.fromkeys(rows, "")}}
     composer, plan = composed(tmp_path, {**GRID, "blocks": rows, "figures": {}, "tables": tables})
 
-    def at(mib: float) -> dict[str, tuple[str, str]]:
-        of_l = {"dev/loss": 0.6, TOTAL: mib * 2**20}
+    def at(mib: float, scores: Sequence[float] = ()) -> dict[str, tuple[str, str]]:
+        of_l, own = {"dev/loss": 0.6, TOTAL: mib * 2**20}, iter(scores)
         made = {i: outcome(plan, i, **(of_l if trial.block == "l" else {})) for i, trial in plan.every.items()}
+        for i, trial in plan.every.items():
+            if scores and trial.block == "l":
+                made[i] = outcome(plan, i, **of_l, **{"test/metric": next(own)})
         standing = Standing(states=dict.fromkeys(made, TrialState.SUCCEEDED), outcomes=made)
         result = findings(plan, standing, readout.tables(plan, composer, standing))
         return {headline.label: (headline.value, headline.detail) for headline in result.headlines}
@@ -147,6 +150,9 @@ def test_backpropagation_at_the_same_memory_is_named_where_it_is_not_the_best_ro
     label = "from backpropagation at its memory (Layer by layer)"  # 85, 86, 87 against 88, 89, 90
     assert at(32.9)[label] == ("−3.0 points", "89.0 ± 1.0 %")
     assert at(32.9)["from backpropagation (Row A)"][0] == "−6.0 points"
+    # 85, 86, 87 against 80, 90, 97: mean -3, s = 7.55, so ± 18.76
+    wide = ("not told apart", "89.0 ± 8.5 %; −3.0 points; 95% interval −21.8 to +15.8")
+    assert at(32.9, [0.80, 0.90, 0.97])[label] == wide
     assert label not in at(33.1), "that is more than a tenth above 30 MiB"
 
 

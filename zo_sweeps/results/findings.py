@@ -339,6 +339,8 @@ def _at_its_memory(
     ends = interval(paired((ours.cell, rival.cell) for ours, rival in found))
     within = f"; {CONFIDENCE:.0%} interval {signed(ends[0], digits)} to {signed(ends[1], digits)}" if ends else ""
     label, better = f"from backpropagation at its memory ({label})", table.spec.of(found[0][0].key).better
+    if ends and ends[0] <= 0 <= ends[1]:
+        return Headline("not told apart", label, f"{detail}; {signed(gap, digits)} {points}{within}")
     return Headline(f"{signed(gap, digits)} {points}", label, detail + within, better)
 
 
