@@ -22,7 +22,8 @@ from tests.record import made_up
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_store import MlflowMirror, pages
+from zo_sweeps.record.mlflow_runs import pages
+from zo_sweeps.record.mlflow_store import MlflowMirror
 from zo_sweeps.record.sweep_book import SweepInfo
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]

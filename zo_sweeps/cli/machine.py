@@ -45,7 +45,7 @@ def ui(given: Sequence[str]) -> int:
     if not folder.is_dir():
         raise nothing_run(folder)
     from zo_sweeps.record.mlflow_points import TRAINING
-    from zo_sweeps.record.mlflow_store import pages
+    from zo_sweeps.record.mlflow_runs import pages
     from zo_sweeps.record.server import start
     from zo_sweeps.record.sweep_book import books
 
