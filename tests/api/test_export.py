@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -164,6 +165,25 @@ def test_the_command_exports_by_the_start_of_an_id(
     assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     assert main(["export", swept.id("lora_fa"), "--merge", "--out", str(tmp_path / "model"), state]) == 0
     assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_answers_before_and_after_are_those_that_were_scored(swept: Swept, capsys: pytest.CaptureFixture[str]) -> None:
+    one, state = swept.line("lora_fa"), f"state_dir={swept.state}"
+    assert main(["answers", one["trial_id"][:8], "--rows", "8", state]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split("  ")[0] == "test"
+    assert header.endswith(f"before training  after step {one['selected_step']}")
+    pairs = [re.findall("[✓✗] (?:great|terrible)", line) for line in lines]
+    shares = [sum(text.startswith("✓") for text in texts) / 8 for texts in zip(*pairs, strict=True)]
+    assert shares == [swept.line("zero_shot")["test/metric"], one["test/metric"]]
+    for words, said in (
+        ([], "0 trials to show answers of; give one id"),
+        ([one["trial_id"], "--rows", "0"], "0 rows to show in --rows; give 1 or more"),
+        ([swept.id("fo")], "not kept"),
+    ):
+        assert main(["answers", *words, state]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
 
 
 def test_a_command_that_cannot_be_done_is_one_line(

@@ -244,6 +244,27 @@ def show_comparison(both: Comparison, to: Console, *, config: bool) -> None:
         _print(to, "setting", [(name, a, "the same" if a == b else b) for name, a, b in values], "none")
 
 
+def answers(given: Sequence[str]) -> int:
+    """Show what a trial's model answers to the first rows of test, before training and with its trained weights."""
+    parser = grid_parser("answers", answers.__doc__)
+    parser.add_argument("--rows", type=int, default=5, metavar="N", help="how many; default: 5")
+    options = parse(parser, given)
+    ids = trial_ids(options)
+    if len(ids) != 1:
+        raise UserError(f"{len(ids)} trials to show answers of", fix="give one id, as `plan --trials` lists them")
+    if options.rows < 1:
+        raise UserError(f"{options.rows} rows to show", where="--rows", fix="give 1 or more")
+    state_dir = Composer(options.overrides, options.config_dir).run.state_dir
+    from zo_sweeps.session.answers import before_and_after  # loads torch
+
+    step, before, after = before_and_after(ids[0], state_dir, options.rows)
+    mark = {True: "✓ ", False: "✗ ", None: ""}
+    pairs = zip(before, after, strict=True)
+    rows = [(one.prompt, *(mark[its.right] + (its.text or "–") for its in (one, other))) for one, other in pairs]
+    listing(console(), ("test", "before training", f"after step {step}"), rows)
+    return 0
+
+
 def _texts(form: Callable[[float], str], *values: float | None) -> list[str]:
     return ["–" if value is None else form(value) for value in values]
 

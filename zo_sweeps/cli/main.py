@@ -23,6 +23,7 @@ COMMANDS = {  # command -> module:function; each is loaded when it is called
     "figure": "browse:figure",
     "report": "browse:report",
     "compare": "browse:compare",
+    "answers": "browse:answers",
     "papers": "browse:papers",
     "ui": "machine:ui",
     "sync": "browse:sync",

@@ -54,14 +54,14 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     Raises UserError if the folder is not empty or not writable, or the space cannot be saved in this form; and as
     `rebuilt` does.
     """
-    finished = _finished(trial_id, state_dir)
-    config = TrialConfig.of(finished[0].config)
+    found = finished(trial_id, state_dir)
+    config = TrialConfig.of(found[0].config)
     whole = merge or config.space.adapter is None
     if whole and config.space.positions:
         what = f"space {config.space.name!r} cannot be merged: its trained values precede the text and change no weight"
         raise UserError(what, where=trial_id, fix="do not merge: save it as an adapter")
     target = new_or_empty(Path(folder).expanduser())
-    with replayed(*finished) as (bench, space):
+    with replayed(*found) as (bench, space):
         try:
             if whole:
                 _save_whole(bench, space, target, as_package=config.precision.coded and not merge)
@@ -89,7 +89,7 @@ def rebuilt(
     noise passes over the space per step, and one forward if directions read the minibatches. The process keeps the base
     model for the next trial that uses it.
     """
-    return replayed(*_finished(trial_id, state_dir))
+    return replayed(*finished(trial_id, state_dir))
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def replayed(trial: Trial, journal: list[Event], step: int) -> Iterator[tuple[Wo
         space.uninstall()
 
 
-def _finished(name: str, state_dir: str | Path) -> tuple[Trial, list[Event], int]:
+def finished(name: str, state_dir: str | Path) -> tuple[Trial, list[Event], int]:
     """Return a trial, its journal and its selected step. Raises UserError if it has no weights to rebuild."""
     folder = folder_at(state_dir, "state_dir")
     trial = find_trial(folder, name)

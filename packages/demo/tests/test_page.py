@@ -24,8 +24,9 @@ from tests.record import made_up
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import JournalStore
+from zo_sweeps.session.answers import Answer
 from zo_sweeps_demo import command, runs
-from zo_sweeps_demo.answers import Answer, Compared, background
+from zo_sweeps_demo.answers import Compared, background
 from zo_sweeps_demo.runs import Choice, Page, Run
 
 CHOICE = Choice(lr="0.1", q=4)

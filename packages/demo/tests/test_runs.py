@@ -20,8 +20,9 @@ from zo_sweeps.core.events import Event, ScoredDev, Start, only
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.run.run_trial import run_trial
+from zo_sweeps.session.answers import Answer, answers
 from zo_sweeps_demo import runs
-from zo_sweeps_demo.answers import ROWS, Answer, Compared, answers
+from zo_sweeps_demo.answers import CHOSEN, ROWS, Compared
 from zo_sweeps_demo.runs import Choice, Page, Run
 
 SMALL = ("split.dev=16", "split.test=16")
@@ -196,7 +197,7 @@ def test_a_stopped_run_goes_on_and_has_answers_and_weights(page: Page, monkeypat
     assert [start.resumed_from for start in only(Start, now.journal)] == [0, stopped.steps_done]
     assert [step for step, _, _ in now.curves["dev/metric"]] == [*range(6, 61, 6)]
 
-    before, after = (answers(run.trial, now.journal, step) for step in (0, now.shown))
+    before, after = (answers(run.trial, now.journal, step, "dev", CHOSEN) for step in (0, now.shown))
     assert {one.text for one in (*before, *after)} <= {"great", "terrible"}
     assert [one.text for one in before] != [one.text for one in after]
     scored = {step: value for step, _, value in now.curves["dev/metric"]}[now.shown]

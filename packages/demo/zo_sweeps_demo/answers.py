@@ -7,24 +7,19 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event
 from zo_sweeps.core.trial import Trial
-from zo_sweeps.core.units import visible
+from zo_sweeps.methods.trial_config import TrialConfig
+
+if TYPE_CHECKING:  # it loads torch, for which the page does not wait
+    from zo_sweeps.session.answers import Answer
 
 ROWS = 12  # that are shown
 CHOSEN = 48  # rows that answers are chosen for, where an answer is one of a row's options
 SHARE = 5  # times as long as a replay took, none follows it while the run goes on: a sixth of a core
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A row's text, what the model answers, and whether that is right; None: the task predicts numbers."""
-
-    prompt: str
-    text: str
-    right: bool | None
 
 
 @dataclass(frozen=True)
@@ -53,31 +48,6 @@ class Compared:
         return sorted(pairs, key=lambda pair: pair[0].text == pair[1].text)[:ROWS]
 
 
-def answers(trial: Trial, journal: list[Event], step: int) -> tuple[Answer, ...]:
-    """Return the answers to the first rows of dev with the weights after a step. Raises UserError as `replayed` does.
-
-    Cost: loads the model, once per process; then a replay of the steps and a forward, or a generation, of the rows.
-    """
-    from zo_sweeps.session.export import replayed
-    from zo_sweeps.tasks.scoring import right
-    from zo_sweeps.tasks.templates import chat_of
-
-    with replayed(trial, journal, step) as (bench, _):
-        spec, tokenizer = bench.splits.spec, bench.model.tokenizer
-        examples = bench.splits.dev[: ROWS if spec.kind.generates else CHOSEN]
-        _, given = bench.answers(examples)
-        if spec.kind.generates:
-            texts = list(given.texts[:: spec.kind.samples])
-        else:
-            best = [one.candidates[choice] for one, choice in zip(examples, given.choices, strict=True)]
-            texts = [tokenizer.decode(one.ids[-one.answer_length :]) for one in best]
-        marks: Sequence[bool | None] = right(spec, examples, given) or [None] * len(examples)
-        frame = chat_of(tokenizer, spec.system).around(()) if spec.chat else ("", "")
-    prompts = [one.text.removeprefix(frame[0]).removesuffix(frame[1].rstrip(" ")).strip() for one in examples]
-    triples = zip(prompts, texts, marks, strict=True)
-    return tuple(Answer(visible(prompt), visible(text.strip()), mark) for prompt, text, mark in triples)
-
-
 class Background:
     """Answers in a thread of low priority, one question at a time: a run must not wait for its spectators."""
 
@@ -101,15 +71,22 @@ class Background:
 
     def _compare(self, trial: Trial, journal: list[Event], step: int, known: Compared | None) -> None:
         try:
-            before = known.before if known and known.before else answers(trial, journal, 0)
+            before = known.before if known and known.before else _answers(trial, journal, 0)
             if not self._known:  # the model is loaded: of low priority from now on, this thread alone on Linux
                 os.nice(10)
             began = time.monotonic()
-            made = Compared(step, before, answers(trial, journal, step) if step else before)
+            made = Compared(step, before, _answers(trial, journal, step) if step else before)
             self._rest = time.monotonic() + SHARE * (time.monotonic() - began)
         except UserError as error:
             made = Compared(step, error=str(error))
         self._known[trial.trial_id] = made
+
+
+def _answers(trial: Trial, journal: list[Event], step: int) -> tuple[Answer, ...]:
+    from zo_sweeps.session.answers import answers
+
+    generates = TrialConfig.of(trial.config).task.kind.generates
+    return answers(trial, journal, step, "dev", ROWS if generates else CHOSEN)
 
 
 def _one_thread() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import altair
 import pandas
@@ -13,9 +14,12 @@ import streamlit as st
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.units import bytes_text, duration, seconds_text
 from zo_sweeps_demo import runs
-from zo_sweeps_demo.answers import Answer, Compared, background
+from zo_sweeps_demo.answers import Compared, background
 from zo_sweeps_demo.command import page_of, parsed
 from zo_sweeps_demo.runs import Choice, Page, Progress, Run
+
+if TYPE_CHECKING:
+    from zo_sweeps.session.answers import Answer
 
 POINTS = 300  # of a curve: of more, means of equal stretches
 SECONDS = 1.0  # between two looks at a running journal
