@@ -200,10 +200,11 @@ def test_an_address_where_nobody_answers_is_one_clear_line(tmp_path):
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_a_server_that_is_no_ray_head_is_one_clear_line(tmp_path):
-    """Waits for Ray's own timeout, as the next test does: more than a minute together."""
+    """Waits longer than a busy head may need, and the next test for Ray's own timeout: more than a minute together."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never says a word
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(UserError, match=rf"the server at {address} does not answer like a Ray head") as caught:
+        said = rf"the server at {address} does not answer like a Ray head \(it says nothing for 30 s\)"
+        with pytest.raises(UserError, match=said) as caught:
             sweep(tmp_path, fakes.trials(tmp_path / "w", 1), RayBackend(tmp_path, address=address, target=TARGET))
     assert "\n" not in str(caught.value)
 

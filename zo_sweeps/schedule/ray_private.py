@@ -27,6 +27,7 @@ NODE = "node/"  # + a machine: its facts
 REACH, REACHED = "reach/", "reached/"  # + a nonce: a request to connect to a machine, and the answer
 RUNS = "runs/"  # + a driver: the trials that it runs on each node
 AGENTS = "agents"  # the agents of the head's gateway, and where their store is
+SPEAKING_SECONDS = 30.0  # time allowed for a head to speak as one; after 60 Ray would end this process without a word
 STARTING_SECONDS = 60.0  # time allowed for a head that answers to list its own node
 _CURRENT = "ray_current_cluster"  # in Ray's folder: the head that a node joined last
 _PREEMPTION = 2  # DrainNodeReason.PREEMPTION: with the other reason, IDLE_TERMINATION, a busy node refuses to leave
@@ -120,19 +121,23 @@ class Head(Notes):
         tls = cluster.tls_environment(auth, address)
         cluster.set_environment({**cluster.QUIET, **auth, **tls})  # permanently: Ray may read them at any time
         forget_token()
+        from grpc import FutureTimeoutError
         from ray.exceptions import AuthenticationError, RpcError
 
         try:
             with _quiet():
+                _must_speak(address)
                 client, self._state = control_store(address)
         except AuthenticationError:
             what, (where, _) = f"the head at {address} refuses the token", cluster.token_source(auth)
             if not where:
                 what += ": none is in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray, and the state folder is another's"
             raise UserError(what, where=where, fix=cluster.TOKEN_FIX) from None
-        except RpcError as error:
+        except (FutureTimeoutError, RpcError) as error:
+            silent = isinstance(error, FutureTimeoutError)
+            why = f"it says nothing for {SPEAKING_SECONDS:.0f} s" if silent else first_line(error)
             raise UserError(
-                f"the server at {address} does not answer like a Ray head ({first_line(error)})",
+                f"the server at {address} does not answer like a Ray head ({why})",
                 where="cluster.address",
                 fix="check the address; retry later if the head is very busy",
             ) from None
@@ -177,6 +182,18 @@ class Head(Notes):
         """Give the node no new work, and end its raylet once it is idle, after `seconds` at the latest."""
         until = int((time.time() + seconds) * 1000)
         self._client.drain_node(node_id, _PREEMPTION, "asked to leave", until)  # only a hidden command offers it
+
+
+def _must_speak(address: str) -> None:
+    """Raise grpc.FutureTimeoutError unless a gRPC server is there."""
+    from grpc import channel_ready_future
+
+    gcs: Any = importlib.import_module("ray._private.gcs_utils")
+    channel = gcs.create_gcs_channel(address)
+    try:
+        channel_ready_future(channel).result(timeout=SPEAKING_SECONDS)
+    finally:
+        channel.close()
 
 
 def control_store(address: str) -> tuple[Any, Any]:
