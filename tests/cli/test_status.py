@@ -79,11 +79,11 @@ def test_a_trial_stalls_where_neither_its_steps_nor_its_prediction_explain_its_s
 ) -> None:
     trial = replace(planned(tmp_path / "conf", TINY, f"state_dir={tmp_path}").trials[0], steps=4 if step == 0 else 20)
     now = time.monotonic()
-    run = Running(trial, step=step, since=now - silent - 20, reported=now - silent)
+    run = Running(trial, step=step, since=now - silent - 20, reported=now - silent, predicted=predicted)
     run.dev = ScoredDev(step=1, loss=1.0, metric=0.5, seconds=scored, time=0.0)
-    assert run.stalled(predicted) is stalled
+    assert run.stalled is stalled
     run.saw([])
-    assert not run.stalled(predicted), "it has reported"
+    assert not run.stalled, "it has reported"
 
 
 def test_waiting_ends_with_a_status_that_says_what_was_seen(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_waiting_ends_with_a_status_that_says_what_was_seen(tmp_path: Path) -> N
         ledger.write(first, TrialState.RUNNING, attempt=1)
         run = Running(plan.trials[0], 1, "nano", reported=time.monotonic() - 721)
         assert [waited(plan, [what], 0) for what in ("done", "failed", "stalled")] == [5, 5, 5], "it runs"
-        LiveFile(tmp_path / "state").update(Snapshot(2, counts, 8, 3, 3, 60.0, (run,), stalled={first}))
+        LiveFile(tmp_path / "state").update(Snapshot(2, counts, 8, 3, 3, 60.0, (run,)))
         assert [waited(plan, [what], 0) for what in ("done", "failed", "stalled")] == [5, 5, 4]
         page = io.StringIO()
         show_status(status_facts(plan), Console(file=page, width=200), failed=False, trials=False)

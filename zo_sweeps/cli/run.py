@@ -164,10 +164,10 @@ class ProgressView(View):
         done = self._last.cost_done / (self._last.cost_total or 1.0)
         bar.add_row(ProgressBar(total=1.0, completed=done, width=32), f"{done:4.0%}", status_line(self._last))
         rows = Table.grid(padding=(0, 2))
-        for run in self._last.running[:ROWS]:
+        for run in list(self._last.running)[:ROWS]:  # the list at once: the sweep's thread goes on
             label = Text(run.trial.label or run.trial.trial_id)
             steps = f"{run.step}/{run.trial.steps}" if run.trial.steps else "evaluating"
-            stalled = "  stalled" if run.trial.trial_id in self._last.stalled else ""
+            stalled = "  stalled" if run.stalled else ""
             rows.add_row(Text(f"  {steps}{_dev(run)}{stalled}"), label, Text(run.node, style="dim"))
         hidden = len(self._last.running) - ROWS
         more = [Text(f"  and {hidden} more", style="dim")] if hidden > 0 else []
@@ -182,8 +182,8 @@ def status_line(snapshot: Snapshot) -> str:
     parts += [f"{counts[state]} {state.value.lower()}" for state in TROUBLE if state in counts]
     if waiting := sum(snapshot.waiting.values()):
         parts.append(f"{waiting} waiting")
-    if snapshot.stalled:
-        parts.append(f"{len(snapshot.stalled)} stalled")
+    if stalled := sum(run.stalled for run in list(snapshot.running)):
+        parts.append(f"{stalled} stalled")
     return ", ".join([*parts, f"ETA {duration(snapshot.eta_seconds)}"])
 
 

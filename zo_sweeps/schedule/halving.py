@@ -149,7 +149,8 @@ class Rungs(Observer):
                 continue
             if trial_id not in sweep.queue.held:
                 self._ended.add(trial_id)
-        self._judge()
+        for group in self._groups:
+            self._judge(group)
 
     def ready(self, trial: Trial) -> str:
         return "it is at a rung, and its rivals are not" if self._rung(trial.trial_id) else ""
@@ -159,17 +160,20 @@ class Rungs(Observer):
             self._see(run.trial.trial_id, events)
 
     def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
-        if outcome.state is TrialState.STOPPED:
+        group = self._group.get(run.trial.trial_id)
+        if group is None or outcome.state is TrialState.STOPPED:
             return  # by the verdict in hand
         if not again and outcome.state not in (TrialState.PAUSED, TrialState.CANCELLED):
             self._ended.add(run.trial.trial_id)
-        if self._judge():
+        if self._judge(group):
             self._sweep.queue.sort()
 
     def looks(self, last: bool = False) -> None:
         """Say which trials cannot go on because rivals of theirs have not come to their rung."""
+        if not last:
+            return
         n, stop = sum(self._rung(trial_id) > 0 for trial_id in self._group.keys() - self._ended), self._sweep.stop
-        if last and n and not stop.wanted and not stop.over:
+        if n and not stop.wanted and not stop.over:
             trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
             self._sweep.say(f"{trials} at a rung: other settings of their cell have neither reached it nor ended")
 
@@ -189,23 +193,21 @@ class Rungs(Observer):
         rungs = self._group[trial_id].rungs if trial_id in self._group else ()
         return next((s for s in rungs if (trial_id, s) in self._scores and s not in self._told[trial_id]), 0)
 
-    def _judge(self) -> bool:
-        """Tell the trials that wait whether they go on, where all rivals are there; return whether any does.
+    def _judge(self, group: Rivals) -> bool:
+        """Tell the trials of a group that wait whether they go on, where all are there; return whether any does.
 
         A trial that runs has not paused yet: the evaluation of a rung arrives before.
         """
-        goes_on = False
-        for group in self._groups:
-            settings = group.settings
-            for step in group.rungs:
-                kept = self._decision(group, settings, step)
-                if kept is None:
-                    break
-                gone = self._ended | self._sweep.running.keys()
-                for trial_id in (i for ids in settings for i in ids if i not in gone and self._rung(i) == step):
-                    self._tell(trial_id, Rung(step=step, kept=tuple(sorted(kept))))
-                    goes_on |= trial_id in kept
-                settings = tuple(ids for ids in settings if kept.issuperset(ids))
+        goes_on, settings, running = False, group.settings, self._sweep.running
+        for step in group.rungs:
+            kept = self._decision(group, settings, step)
+            if kept is None:
+                break
+            waiting = (i for ids in settings for i in ids if i not in self._ended and i not in running)
+            for trial_id in [i for i in waiting if self._rung(i) == step]:
+                self._tell(trial_id, Rung(step=step, kept=tuple(sorted(kept))))
+                goes_on |= trial_id in kept
+            settings = tuple(ids for ids in settings if kept.issuperset(ids))
         return goes_on
 
     def _tell(self, trial_id: str, rung: Rung) -> None:
@@ -249,12 +251,15 @@ class Confirmation(Observer):
         self._searches = searches
         self._selected: dict[Search, int | None] = {}
         self._of = {i: (search, n) for search in searches for n, pair in enumerate(search.settings) for i in pair[1]}
+        self._searches_of: dict[str, list[Search]] = {}
         self._over: set[str] = set()  # trials that have a result, or are not tried again
 
     def begins(self, sweep: Sweep) -> None:
         self._sweep = sweep
-        every = {i for search in self._searches for pair in search.settings for ids in pair for i in ids}
-        self._over = {trial_id for trial_id in every if trial_id not in sweep.queue.held}
+        for search in self._searches:
+            for trial_id in dict.fromkeys(i for pair in search.settings for ids in pair for i in ids):
+                self._searches_of.setdefault(trial_id, []).append(search)
+        self._over = {trial_id for trial_id in self._searches_of if trial_id not in sweep.queue.held}
         for search in self._searches:
             self._judge(search)
 
@@ -271,14 +276,16 @@ class Confirmation(Observer):
         if outcome.state is TrialState.STOPPED and trial_id in self._of:  # by the judgement in hand
             return
         self._over.add(trial_id)
-        for search in self._searches:
-            if any(trial_id in ids for pair in search.settings for ids in pair) and self._judge(search):
+        for search in self._searches_of.get(trial_id, ()):
+            if self._judge(search):
                 self._sweep.queue.sort()
 
     def looks(self, last: bool = False) -> None:
         """Say which trials wait for a selection that cannot be made, or confirmed, now."""
+        if not last:
+            return
         n, stop = len(self._of.keys() & self._sweep.queue.held.keys()), self._sweep.stop
-        if last and n and not stop.wanted and not stop.over:
+        if n and not stop.wanted and not stop.over:
             trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
             self._sweep.say(f"{trials} for a setting to be selected, at whose seeds trials have failed")
 

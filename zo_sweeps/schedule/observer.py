@@ -58,7 +58,7 @@ class Remarks(Observer):
 
     def looks(self, last: bool = False) -> None:
         if self._sweep.stop.interrupted:
-            running = sum(run.heard for run in self._sweep.running.values())
+            running = len(self._sweep.heard)
             self._sweep.say_once(
                 "interrupted",
                 f"stopping after the current step of {running} running trial{'s' * (running != 1)}; "
@@ -99,7 +99,7 @@ class Waits(Observer):
         for reason, n in reasons.items():
             trials = f"{n} trial{'s wait' if n > 1 else ' waits'}"
             sweep.say_once(reason.partition(":")[0], f"{trials} for a node to join: {reason}")
-        idle = sweep.queue and not any(run.heard for run in sweep.running.values())
+        idle = sweep.queue and not sweep.heard
         if idle and not reasons and (why := backend.held_up()):
             sweep.waiting = {why: len(sweep.queue)}
             sweep.say_once(why, f"waits: {why}")

@@ -38,8 +38,9 @@ class Running:
     step: int = 0
     since: float = field(default_factory=time.monotonic)
     dev: ScoredDev | None = None
-    heard: bool = False  # its process has reported; before, it may still wait for its turn on a node
-    reported: float = field(default_factory=time.monotonic)  # when it did last
+    reported: float = field(default_factory=time.monotonic)  # when its process did last
+    predicted: float | None = None  # seconds of the whole trial
+    counted: float = 0.0  # the share of its work that the progress of the sweep has
 
     def saw(self, events: Sequence[Event]) -> None:
         """Take new events."""
@@ -50,15 +51,13 @@ class Running:
             elif isinstance(event, ScoredDev):
                 self.dev = event
 
-    def stalled(self, predicted: float | None) -> bool:
-        """Return whether it is silent for longer than its steps and evaluations so far, or its prediction, explain.
-
-        Args:
-            predicted: seconds of the whole trial, if they are known.
-        """
+    @property
+    def stalled(self) -> bool:
+        """Whether it is silent for longer than its steps and evaluations so far, or its prediction, explain."""
+        predicted = self.predicted or 0.0
         done, silent = self.step - self.resumed_from, time.monotonic() - self.reported
-        step = (self.reported - self.since) / done if done else (predicted or 0.0) / max(1, self.trial.steps)
-        untimed = max(UNTIMED_SECONDS, predicted or 0.0) if not done or self.step == self.trial.steps else 0.0
+        step = (self.reported - self.since) / done if done else predicted / max(1, self.trial.steps)
+        untimed = max(UNTIMED_SECONDS, predicted) if not done or self.step == self.trial.steps else 0.0
         evaluation = self.dev.seconds if self.dev else 0.0
         return silent > max(STALLED_SECONDS, STALLED_TIMES * max(step, evaluation), untimed)
 
@@ -71,15 +70,16 @@ class Running:
 class Snapshot:
     """The progress of a sweep, for displays. Costs are predicted seconds, or `Trial.cost` if a trial has no prediction.
 
+    Cost to make: the same however many trials run; a display that shows `running` walks it.
+
     Attributes:
         counts: trials by state, including results of earlier runs of the command.
         cost_total, cost_done: over all trials; done counts the steps of unfinished trials too.
         cost_this_run, seconds: cost done by this run, and its time: the rate for the ETA.
-        running: the attempts whose processes have reported.
+        running: the attempts whose processes have reported, as of now.
         predicted: whether costs are predicted seconds.
         tokens_this_run: forwarded tokens of this run.
         waiting: reason -> number of trials that no node can take now.
-        stalled: the attempts that are silent for too long, by trial_id.
         ended: the trial whose end caused this snapshot, if any.
     """
 
@@ -89,11 +89,10 @@ class Snapshot:
     cost_done: float
     cost_this_run: float
     seconds: float
-    running: tuple[Running, ...]
+    running: Collection[Running]
     predicted: bool = False
     tokens_this_run: float = 0.0
     waiting: Mapping[str, int] = field(default_factory=dict)
-    stalled: Collection[str] = ()
     ended: tuple[Trial, Outcome] | None = None
 
     @property
@@ -112,6 +111,7 @@ class Snapshot:
 class Watch(Observer):
     """Snapshots for displays: twice per second, after events, and for each trial that ends.
 
+    The sums are kept, each report adding what it brought, so that a report costs the same however many trials run.
     Work is in seconds as planned; in forwarded tokens if those of some trial are unknown.
 
     Args:
@@ -135,44 +135,47 @@ class Watch(Observer):
 
     def started(self, run: Running) -> None:
         self._since = self._since or time.monotonic()
-        self._done += self._costs[run.trial.trial_id] * run.share(run.resumed_from)
+        run.predicted, run.counted = self._seconds.get(run.trial.trial_id), run.share(run.resumed_from)
+        self._done += self._costs[run.trial.trial_id] * run.counted
 
     def saw(self, run: Running, events: Sequence[Event]) -> None:
+        self._count(run, run.share(run.step))
         self._show()
 
     def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
-        trial, before = run.trial, run.share(run.resumed_from)
+        trial = run.trial
         if self._predictions and not run.resumed_from:
             self._predictions.learn(trial, outcome)
         goes_on = again or outcome.state in (TrialState.PAUSED, TrialState.CANCELLED)
-        cost, after = self._costs[trial.trial_id], run.share(run.step) if goes_on else 1.0
-        self._done += cost * ((0.0 if goes_on else 1.0) - before)
         if run.attempt:  # else its work was counted when it paused
-            self._this_run += cost * (after - before)
-            self._tokens += trial.cost * (after - before)
+            self._count(run, run.share(run.step) if goes_on else 1.0)
+        self._done += self._costs[trial.trial_id] * ((0.0 if goes_on else 1.0) - run.counted)
         self._show(None if goes_on else (trial, outcome))
 
     def looks(self, last: bool = False) -> None:
         self._show()
 
+    def _count(self, run: Running, share: float) -> None:
+        """Count the work of this run up to a share of a trial."""
+        more, run.counted = share - run.counted, share
+        self._done += self._costs[run.trial.trial_id] * more
+        self._this_run += self._costs[run.trial.trial_id] * more
+        self._tokens += run.trial.cost * more
+
     def _show(self, ended: tuple[Trial, Outcome] | None = None) -> None:
         sweep, now = self._sweep, time.monotonic()
-        running = tuple(run for run in sweep.running.values() if run.heard)
-        shares = [(run, run.share(run.step) - run.share(run.resumed_from)) for run in running]
-        work = sum(self._costs[run.trial.trial_id] * share for run, share in shares)
         self._on_update(
             Snapshot(
                 total=len(sweep.trials),
                 counts={state: n for state, n in sweep.counts.items() if n},
                 cost_total=self._total,
-                cost_done=self._done + work,
-                cost_this_run=self._this_run + work,
+                cost_done=self._done,
+                cost_this_run=self._this_run,
                 seconds=now - (self._since or now),
-                running=running,
+                running=sweep.heard.values(),
                 predicted=self._predicted,
-                tokens_this_run=self._tokens + sum(run.trial.cost * share for run, share in shares),
+                tokens_this_run=self._tokens,
                 waiting=sweep.waiting,
-                stalled={i for run in running if run.stalled(self._seconds.get(i := run.trial.trial_id))},
                 ended=ended,
             )
         )
@@ -254,7 +257,7 @@ class LiveFile:
                 steps=run.trial.steps,
                 seconds=round(now - run.since, 1),
                 silent=round(now - run.reported, 1),
-                stalled=run.trial.trial_id in snapshot.stalled,
+                stalled=run.stalled,
             )
             for run in snapshot.running
         ]

@@ -67,6 +67,7 @@ class Sweep:
         self._options, self.memory = options or Executor(), MemoryPeaks(self.trials.values(), ledger.outcomes)
         self.queue = TrialQueue(observers, ledger, self._rounds)
         self.running: dict[str, Running] = {}
+        self.heard: dict[str, Running] = {}  # those whose processes have reported; others may wait for a node
         self.counts: Counter[TrialState] = Counter()
         self.waiting: dict[str, int] = {}  # reason -> number of trials that no node can take
         self.stopped_rows: dict[str, str] = {}  # row -> why its other trials wait
@@ -172,7 +173,7 @@ class Sweep:
             return  # late: the attempt was given up, and its trial may run, or have ended, elsewhere
         if isinstance(report, Progress):
             self._append(report.trial_id, report.events)
-            run.heard = True
+            self.heard[report.trial_id] = run
             run.saw(report.events)
             for observer in self._observers:
                 observer.saw(run, report.events)
@@ -197,6 +198,7 @@ class Sweep:
         )  # fmt: skip
         self.memory.learn(trial, outcome)
         del self.running[trial.trial_id]
+        self.heard.pop(trial.trial_id, None)
         self.queue.left(trial)
         again = state.is_retryable and not final and not self._is_spent(trial.trial_id)
         self._move(before, TrialState.PENDING if again or state is TrialState.PAUSED else state)
