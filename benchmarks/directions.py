@@ -37,7 +37,7 @@ def cosines(trial: Trial) -> list[float]:
     bench.load()
     space = bench.install()
     method = bench.method().bind(space.params)
-    state, f, lr = method.init(space.params), bench.losses(1), bench.rates()(1)
+    state, f, lr = method.init(space.params), bench.losses(space)(1), bench.rates()(1)
     found = []
     for number in range(1, STEPS + 1):
         slopes = gradient(bench, space.params)

@@ -110,14 +110,13 @@ def estimates(space: Space, method: Method, precision: Precision) -> tuple[Tenso
     """
     codes = precision if isinstance(precision, WeightOnlyPrecision) else None
     model = load(Model(), precision.dtype, torch.device("cpu"), codes)
-    layers = list(model.target_modules(space.layers)) if space.layers else []
-    installed = space.install(model.module, layers, 0)
+    installed = space.install(model.module, model.layers_of(space), 0)
     bound = method.bind(installed.params)
     coefs: list[float] = []
     measured = []
     for step in range(1, DIRECTIONS // method.estimator.budget + 1):
         f = BenchSteps(model, installed, examples([TOKENS] * BATCH, step, 4096)).forward
-        noisy = LossNoise(f, model.module, no_joules)
+        noisy = LossNoise(f, f, model.module, no_joules)
         points = bound.estimator.points(0, step)
         losses = losses_at(bound, model.module, installed, noisy, points)
         coefs += bound.estimator.combine(points, losses).coefs

@@ -213,6 +213,8 @@ def test_a_transformers_models_roles_are_targets_and_its_loss_falls() -> None:
     assert {param.shape[1] for param in opt.space.params.values()} == {4}
     losses = [opt.step(lambda: model(input_ids=ids, labels=ids).loss) for _ in range(30)]
     assert losses[-1] < losses[0] - 0.05
+    last = Optimizer(tiny_model().module, "prge", targets=("q",), blocks=1)
+    assert [*last.space.params] == ["model.layers.1.self_attn.q_proj.B"]
 
 
 def test_of_a_peft_model_the_adapter_is_trained() -> None:
@@ -315,6 +317,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"mode": "both"},
         "'mezo': evaluation.mode=both cannot hold several points of space 'full'",
     ),
+    "blocks of no language model": ({"method": "prge", "blocks": 1}, "blocks are counted in language models of transf"),
     "no such layer": ({"method": "prge", "targets": ("1",)}, r"unknown target '1' in targets; choose from: 0, 3, all$"),
 }
 

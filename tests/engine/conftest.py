@@ -16,6 +16,10 @@ from zo_sweeps.models.causal import own_text
 class TinyModel:
     module: nn.Module
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        return list(self.module.model.layers)
+
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:

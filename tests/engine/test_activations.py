@@ -135,7 +135,8 @@ def go_on(model: TinyModel, estimator: Estimator, log: Sequence[Sequence[float]]
 
 
 def data_of(model: TinyModel, space: Any, first: int = 0) -> Data:
-    return Data(model.module, space, lambda number: of_batch(model, batch_of(first + number), losses.candidates))
+    f = lambda number: of_batch(model, batch_of(first + number), losses.candidates, space)
+    return Data(model.module, space, f)
 
 
 @pytest.mark.parametrize("estimator", [RGEOneSided(2, 1e-2), RGECurved(1, 1e-2), RGE(2, 1e-2)])

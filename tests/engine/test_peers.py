@@ -70,7 +70,7 @@ class Thread:
         self.answers = 0
         self.lent: list[int] = []
         model, self.space = installed(space)  # not in the thread: torch's generator is seeded for it
-        objective = lambda step: of_batch(model, batches(step), losses.candidates)
+        objective = lambda step: of_batch(model, batches(step), losses.candidates, self.space)
         follower = Follower(method, model, self.space, objective, SCHEDULE, seed=SEED)
         threading.Thread(target=self._serve, args=(follower, dies, slow), daemon=True).start()
 

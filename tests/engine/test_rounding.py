@@ -41,7 +41,8 @@ pytestmark = pytest.mark.unit
 
 def test_the_noise_of_a_step_is_the_deviation_of_what_changes_between_two_evaluations_of_its_points() -> None:
     values = iter([[1.0, 3.0], [1.6, 3.4], [1.0, 3.0], [math.inf, 1.0]])
-    noise, infinite = (LossNoise(lambda points: torch.tensor(next(values)), nn.Module(), lambda: 0) for _ in range(2))
+    f = lambda points: torch.tensor(next(values))
+    noise, infinite = (LossNoise(f, f, nn.Module(), lambda: 0) for _ in range(2))
     assert noise(2).tolist() == [1.0, 3.0], "the step's own losses are not touched"
     # c(f' - f) = (0.1, -0.1): their deviation is 0.1 sqrt(2), of one evaluation 0.1; c(f) = (-1, 1).
     assert noise.result == pytest.approx((0.1, math.sqrt(2)), rel=1e-5)
@@ -61,8 +62,8 @@ def estimates(space: Space, dtype: torch.dtype, estimator: Estimator) -> tuple[t
     method = Method(estimator, Gaussian(), SGD()).bind(installed.params)
     coefs, measured = [], []
     for number in range(1, 24 // estimator.budget + 1):
-        f = of_batch(model, collate(make_examples(6, seed=number), 0), losses.tokens)
-        noise = LossNoise(f, model.module, lambda: 0.0)
+        f = of_batch(model, collate(make_examples(6, seed=number), 0), losses.tokens, installed)
+        noise = LossNoise(f, f, model.module, lambda: 0.0)
         points = method.estimator.points(0, number)
         values = evaluate(noise, model.module, installed, method.perturbation, points, Mode.SEQUENTIAL)
         coefs.append(list(method.estimator.combine(points, values).coefs))
@@ -109,7 +110,7 @@ def test_noise_on_every_loss_leaves_the_correlation_that_is_expected(estimator: 
         points = estimator.points(0, step)
         values = torch.tensor([point.scale * float(slopes[point.key.query]) for point in points])
         f = lambda count, exact=values: exact + 0.7 * torch.randn(count, generator=generator)
-        noise = LossNoise(f, nn.Module(), lambda: 0.0)
+        noise = LossNoise(f, f, nn.Module(), lambda: 0.0)
         exact.append(slopes)
         noisy.append(torch.tensor(estimator.combine(points, noise(len(points)).tolist()).coefs))
         assert noise.result is not None

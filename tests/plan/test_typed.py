@@ -19,6 +19,7 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.config.command_line import CommandLine
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.identity import status
@@ -149,6 +150,29 @@ def test_the_coordinate_estimator_is_planned_with_two_forwards_per_parameter(tmp
     tokens = two.cost / (4 * 16 * 2 + 2 * 16 + 16)  # steps * batch * forwards, two evaluations on dev, the test
     assert trial.cost == pytest.approx((4 * 16 * 2 * d + 2 * 16 + 16) * tokens)
     assert d > 1000
+
+
+def test_blocks_that_the_points_of_a_step_share_cost_one_forward(tmp_path: Path) -> None:
+    """The demo model has 6 blocks, of which 2 are trained: a step of 2q = 8 points runs 4 once, and 2 for each."""
+
+    def trial(q: int, *overrides: str, **space: Any) -> Trial:
+        fixed = {"method": "prge", "space": {"name": "lora", **space}, "estimator": {"q": q}, "train": {"batch": 2}}
+        (one,) = block(tmp_path, fixed, *overrides).every.values()
+        return one
+
+    whole, few = trial(4), trial(4, blocks=2)
+    point = (whole.cost - trial(2).cost) / 4  # of all steps
+    assert whole.cost - few.cost == pytest.approx(7 * point * 4 / 6)
+    assert few.operations / whole.operations == pytest.approx(few.cost / whole.cost)
+    assert trial(4, blocks=None).trial_id == whole.trial_id != few.trial_id
+    generated = ("task=squad", "train.objective=f1")
+    assert trial(4, *generated, blocks=2).cost == trial(4, *generated).cost, "a generation shares nothing"
+    d = [TrialConfig.of(one.config).space for one in (whole, few)]
+    arch = status(TrialConfig.of(few.config).model).arch
+    assert arch
+    assert d[1].trainable(d[1].moved(arch)) * 3 == d[0].trainable(arch)
+    with pytest.raises(UserError, match="the last 7 blocks of a model that has 6"):
+        trial(4, blocks=7)
 
 
 def test_a_one_sided_estimator_of_another_name_is_planned_by_its_own_evaluations(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ RUNS = {
     "lora_fa, inner": [*ZO, "evaluation.mode=inner"],
     "lora, int8, both": [*ZO, "space=lora", "precision=int8", "evaluation.mode=both"],
     "lora_fa, w4a8, inner": [*ZO, "precision=w4a8", "evaluation.mode=inner"],
+    "lora over the last block, inner": [*ZO, "space=lora", "space.blocks=1", "evaluation.mode=inner"],
     "dora, nf4 twice": [*ZO, "space=dora", "precision=nf4", "precision.double_quantization=true"],
     "vera, bf16": [*ZO, "space=vera", "space.rank=16", "precision=bf16"],
     "sparse": ["method=random_subset", "update.lr=0.1", "space.density=0.01"],
@@ -188,6 +189,15 @@ def test_the_plans_estimate_is_one_to_one_and_a_half_of_the_tensors_that_score_m
     within(trial, outcome)
     for part in (Part.WEIGHTS, Part.SCALES):
         assert trial.needs.parts[part.value] == outcome.metrics[part.metric]
+
+
+def test_the_plan_counts_the_hidden_states_that_the_points_of_a_step_share() -> None:
+    trial, outcome = planned("lora over the last block, inner", "split.dev=1", "split.test=1", "train.batch=16")
+    within(trial, outcome)
+    without, _ = planned(
+        "lora over the last block, inner", "space.blocks=6", "split.dev=1", "split.test=1", "train.batch=16"
+    )
+    assert trial.needs.parts["activations"] > without.needs.parts["activations"]
 
 
 LIMITED = """

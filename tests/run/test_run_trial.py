@@ -34,6 +34,7 @@ from zo_sweeps.core.trial import METRICS, Outcome, StoredConfig, Trial, TrialSta
 from zo_sweeps.devices.peak_memory import set_aside
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.record.journal import scalars
 from zo_sweeps.run import recorder, workbench
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,6 +45,7 @@ RUNS = {
     "zo full, directions of the data": ["method=agzo", "update.lr=1e-3", "train.steps=3"],
     "zo lora": [*LORA_ZO, "space=lora"],
     "zo lora_fa": LORA_ZO,
+    "zo lora over the last block": [*LORA_ZO, "space=lora", "space.blocks=1"],
     "zo lora_fa, linear schedule, weight decay": [*LORA_ZO, "update.schedule=linear", "update.weight_decay=0.1"],
     "fo lora_fa": ["method=fo_lora_fa", "update.lr=1e-3", "train.steps=4"],
     "fo full": ["method=fo_full", "update.lr=1e-4", "train.steps=4"],
@@ -90,6 +92,18 @@ def test_a_run_resumed_at_any_event_equals_the_undisturbed_one(name: str) -> Non
     for cut in range(len(journal)):
         again = measured(*run(trial, journal[:cut], attempt=2))
         assert again == expected, f"resumed after {cut} events: {[event['type'] for event in journal[:cut]]}"
+
+
+def test_backpropagation_a_layer_at_a_time_stops_at_the_first_block_that_is_trained() -> None:
+    ways = ["method=fo_lora_fa", "method=fo_lora_fa_layerwise"]
+    runs = [run(make(way, "update.lr=1e-2", "train.steps=4", "space.blocks=1")) for way in ways]
+    assert [outcome.state for outcome, _ in runs] == [TrialState.SUCCEEDED] * 2
+    (losses, again) = (scalars(journal)[1] for _, journal in runs)
+    everywhere, _ = run(make(ways[0], "update.lr=1e-2", "train.steps=1"))
+    for outcome, _ in runs:
+        assert 2 * outcome.metrics["trainable_parameters"] == everywhere.metrics["trainable_parameters"]
+    assert losses == pytest.approx(again, rel=1e-4)
+    assert losses[0] != losses[-1]
 
 
 @pytest.mark.parametrize("name", ["zo lora_fa, linear schedule, weight decay", "fo lora_fa"])

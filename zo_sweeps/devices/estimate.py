@@ -69,6 +69,7 @@ class Batches:
     all_logits: bool = False  # whether a step computes the logits of every position, not only one per text
     longest_row: int = 0  # tokens of the longest row, behind which a prefix is masked; 0: `longest`
     generated: GeneratedRows = NOTHING  # of the largest generation
+    kept: float = 0  # tokens whose hidden states a step keeps, of the blocks that its points share
 
     @property
     def places(self) -> float:
@@ -94,7 +95,8 @@ def memory_by_part(
     The peak is that of a step, of the forward that scores the most rows, or of a generation, whichever is the largest.
 
         zero_shot   W + F
-        zo          W + F + S,   PEFT: S = 4 * trainable * (2 + state_copies + points) + b * frozen
+        zo          W + F + S + b * width * kept
+                                 PEFT: S = 4 * trainable * (2 + state_copies + points) + b * frozen
                                  (state, copies, one z)
                                  full, codes: S = 4 * state_copies * trainable
         fo          PEFT: W + 4 * trainable * (2 + state_copies) + B; layer by layer, gradients of one layer
@@ -127,7 +129,7 @@ def memory_by_part(
     """
     trains, b = kind.trains, precision.format.bytes
     moves_base, sparse = trains and space.moves_base, trains and space.sparse
-    weights = precision.weight_bytes(arch) + (space.added_bytes(arch, precision) if trains else 0)
+    weights = precision.weight_bytes(arch) + (space.added_bytes(space.moved(arch), precision) if trains else 0)
     if kind.backpropagates and moves_base:
         trained = (kind.trained_in or precision).format.bytes
         if trained != b:
@@ -156,7 +158,7 @@ def memory_by_part(
         return {**parts, **_larger(forward, generation)}
     states = update.state_copies * update.state_bits / 32 + noise_copies
     if kind.backpropagates:
-        inputs = None if space.moves_base or space.sparse else arch.inputs(space.layers)
+        inputs = None if space.moves_base or space.sparse else space.moved(arch).inputs(space.layers)
         mixed = kind.multiplied_in.format.bytes if kind.multiplied_in else 0
         step = _backward(arch, b, batches, decoded, inputs, mixed, moves_base, kind.recomputes, kind.is_layerwise)
         gradients = 1 / arch.layers if kind.is_layerwise else 1
@@ -175,6 +177,7 @@ def memory_by_part(
         step = forwards.step(batches)
         parts[Part.TRAINABLE] = FP32 * trainable * (2 + states + batches.points)
         updating = 0
+    step[Part.ACTIVATIONS] += b * arch.width * batches.kept
     if updating > sum(step.values()):
         step = {Part.WORKSPACE: updating}
     parts[Part.TRAINABLE] += b * space.frozen_values(arch)

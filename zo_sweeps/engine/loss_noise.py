@@ -30,12 +30,14 @@ class LossNoise:
     for one), and 2q / (q + 1) for q points that share the loss at theta. `benchmarks precision` measures both. Not in
     r: what rounding theta's own values to a half-precision dtype does at a point, which f and f' share.
 
+    `again` is another f of the same batch, which keeps activations of its own (`Below`).
+
     Cost: one more forward of each point of a step that is measured, in the attributes `seconds` and `joules` (by the
-    counter of that name), no part of the step; no memory.
+    counter of that name), no part of the step; no memory but what `again` keeps.
     """
 
-    def __init__(self, f: Objective, module: nn.Module, joules: Callable[[], float]) -> None:
-        self._f, self._module, self._counter = f, module, joules
+    def __init__(self, f: Objective, again: Objective, module: nn.Module, joules: Callable[[], float]) -> None:
+        self._f, self._again, self._module, self._counter = f, again, module, joules
         self._pairs: list[tuple[float, float]] = []
         self.seconds = self.joules = 0.0
 
@@ -49,7 +51,7 @@ class LossNoise:
         first = losses.tolist()  # waits for the device
         spent, began = self._counter(), time.perf_counter()
         with _rounded_anew(self._module):
-            self._pairs += zip(first, self._f(points).tolist(), strict=True)
+            self._pairs += zip(first, self._again(points).tolist(), strict=True)
         self.seconds += time.perf_counter() - began
         self.joules += self._counter() - spent
         return losses

@@ -11,6 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from zo_sweeps.engine.batch import Batch
+from zo_sweeps.engine.below import Below
 from zo_sweeps.engine.evaluate import Objective, StepObjective
 from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.losses import Loss, token_logprobs
@@ -105,7 +106,7 @@ def train(
             raise ValueError("peers need out-of-place evaluation: set evaluation.restore=exact")
         for coefs in log:
             peers.tell(coefs)
-    data = Data(model.module, space, lambda number: of_batch(model, batches(number), loss))
+    data = Data(model.module, space, lambda number: of_batch(model, batches(number), loss, space))
     state = rebuild(method, space, log, rates, seed=seed, data=data)
     method = method.bind(space.params)
     due = set(evaluation_points(steps, eval_every)) - set(evaluated)
@@ -115,14 +116,14 @@ def train(
         spent, began = joules(), time.perf_counter()
         method, state = method.begin(space, number, state)
         own = [batches(place) for place in method.estimator.minibatches(number)]
-        each = [of_batch(model, batch, loss) for batch in own]
+        each = [of_batch(model, batch, loss, space) for batch in own]
         f: StepObjective = each if method.estimator.owns_rows else each[0]
         if objective is not None:
             f = partial(objective, number)
         noise = None
         # An attempt's first operations may be counted. The score of a generated text is a count, and has no rounding.
         if callable(f) and objective is None and number > len(log) + 1 and LossNoise.is_measured(number):
-            noise = LossNoise(f, model.module, joules)
+            noise = LossNoise(f, of_batch(model, own[0], loss, space), model.module, joules)
         measured = LostUpdates.is_measured(number) and not method.update.rounds_randomly
         lr, lost = rates(number), LostUpdates() if measured else None
         estimate, state = step(
@@ -141,11 +142,13 @@ def train(
             yield evaluated_at(number, evaluate_dev, seed)
 
 
-def of_batch(model: LanguageModel, batch: Batch, loss: Loss) -> Objective:
-    """Return f: number of row groups P -> `loss` of the batch in each, [P]."""
+def of_batch(model: LanguageModel, batch: Batch, loss: Loss, space: InstalledSpace) -> Objective:
+    """Return f: number of row groups P -> `loss` of the batch in each, [P], at points of a space; see `Below`."""
+    below = Below(model, space, batch)
 
     def f(points: int) -> Tensor:
-        return loss(token_logprobs(model, batch, copies=points), batch)
+        with below.shared(points):
+            return loss(token_logprobs(model, batch, copies=points), batch)
 
     return f
 

@@ -27,6 +27,11 @@ class LanguageModel(Protocol):
     @property
     def module(self) -> nn.Module: ...
 
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The layers that hidden states pass, in order."""
+        ...
+
     def hidden(self, input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
         """Return last hidden states [N, T, D] of [N, T] token ids, mask, and positions if rows hold several texts.
 

@@ -103,10 +103,10 @@ class Arch:
             chosen |= matches
         return tuple(role for role in self.linears if role in chosen)
 
-    def names(self, targets: Iterable[str]) -> list[str]:
-        """Return the qualified names of the target projections, layer by layer."""
+    def names(self, targets: Iterable[str], first: int = 0) -> list[str]:
+        """Return the qualified names of the target projections, layer by layer from the `first` on."""
         paths = [self.projections[role] for role in self.roles(targets)]
-        return [f"{self.blocks}.{i}.{path}" for i in range(self.layers) for path in paths]
+        return [f"{self.blocks}.{i}.{path}" for i in range(first, self.layers) for path in paths]
 
     def inputs(self, targets: Iterable[str]) -> int:
         """Sum the input features of the target projections over all layers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from zo_sweeps.core.errors import UserError
@@ -40,6 +40,16 @@ class InstalledSpace(Protocol):
 
     batched: bool
     params: dict[str, nn.Parameter]
+
+    def untouched(self, blocks: Sequence[str]) -> int:
+        """Count the blocks, by qualified name in the model's order, below every parameter; 0 if one is in no block.
+
+        A step's points share the forward of these.
+        """
+        inside = [f"{block}." for block in blocks]
+        if not all(name.startswith(tuple(inside)) for name in self.params):
+            return 0
+        return next((i for i, start in enumerate(inside) if any(name.startswith(start) for name in self.params)), 0)
 
     def changes_at(self, step: int) -> bool:
         """Tell whether `begin(step)` replaces the parameters."""
@@ -133,6 +143,17 @@ class Space(Definition):
         """Roles of the layers that it changes; () if it does not work on single layers."""
         return ()
 
+    def untouched(self, arch: Arch) -> int:
+        """Count the model's first blocks that it leaves as they are: a step's points share their forward.
+
+        Raises UserError if the model has fewer blocks than it would change.
+        """
+        return 0
+
+    def moved(self, arch: Arch) -> Arch:
+        """Return the shape of the model with those blocks alone that it changes."""
+        return replace(arch, layers=arch.layers - self.untouched(arch))
+
     @property
     def positions(self) -> int:
         """Positions before the text that it takes in a causal model's cache: the text has so many fewer."""
@@ -158,11 +179,11 @@ class Space(Definition):
         return self
 
     def trainable(self, arch: Arch) -> int:
-        """Count d, from the model's shape alone (and from the precision that a space of codes is bound to)."""
+        """Count d, from the shape `moved` alone (and from the precision that a space of codes is bound to)."""
         raise NotImplementedError
 
     def added_bytes(self, arch: Arch, precision: Precision) -> int:
-        """Count the bytes by which weights that are stored this way grow when the space is installed."""
+        """Count the bytes by which weights of the shape `moved`, stored this way, grow when it is installed."""
         return 0
 
     def frozen_values(self, arch: Arch) -> int:
@@ -188,6 +209,10 @@ class LayerSpace(Space):
         ("all",), "roles of the layers (q, k, v, o, gate, up, down), or all", kw_only=True
     )
 
+    blocks: int | None = option(
+        None, "train the last so many of the model's blocks; null: all of them", least=1, added=True, kw_only=True
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.targets:
@@ -196,6 +221,13 @@ class LayerSpace(Space):
     @property
     def layers(self) -> tuple[str, ...]:
         return self.targets
+
+    def untouched(self, arch: Arch) -> int:
+        moved = arch.layers if self.blocks is None else self.blocks
+        if moved > arch.layers:
+            what = f"the last {moved} blocks of a model that has {arch.layers}"
+            raise UserError(what, where="space.blocks", fix="leave it out to train all of them")
+        return arch.layers - moved
 
 
 @dataclass(frozen=True)

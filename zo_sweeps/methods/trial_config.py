@@ -15,6 +15,7 @@ from zo_sweeps.core.fingerprint import file_digests, fingerprint
 from zo_sweeps.core.host import EXTRAS
 from zo_sweeps.core.trial import Config
 from zo_sweeps.methods import registry
+from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import NOWHERE, Definition, Locate, identity, option, own_source, read, write
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Evaluation
@@ -119,6 +120,11 @@ class TrialConfig:
         return registry.member("objective", name) if name != OWN and name in registry.names("objective") else None
 
     @property
+    def objective(self) -> Any:
+        """The member that is minimized: `own_objective`, or the dialect's own loss."""
+        return self.own_objective or self.task.wording(self.prompt.name).loss
+
+    @property
     def members_used(self) -> set[type[Definition]]:
         """The members of all axes that take part in the trial."""
         kind, task = self.method.kind, self.task
@@ -175,6 +181,14 @@ class TrialConfig:
             return 3 + kind.recomputes
         points = self.estimator.evaluations(max(trainable, 1)) + self.perturbation.evaluations(self.estimator)
         return points + self.update.evaluations
+
+    def shared_blocks(self, arch: Arch) -> int:
+        """Count the blocks whose forward the points of a step share: they run once per minibatch.
+
+        None in a generation, and in an exported program.
+        """
+        shares = self.method.kind.estimates and not self.objective.generates and not self.device.runs_programs
+        return self.space.untouched(arch) if shares else 0
 
 
 def fingerprint_texts(config: TrialConfig, known: dict[Path, str] | None = None) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from zo_sweeps.core.memory_parts import Part, continue_as, counted_as
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.evaluation import GENERATED_TOGETHER
 from zo_sweeps.methods.points import rows_of_points
-from zo_sweeps.methods.space import PREFIX_LENGTH
+from zo_sweeps.methods.space import PREFIX_LENGTH, Space
 from zo_sweeps.models import families
 from zo_sweeps.models.checkpoint import front_of
 from zo_sweeps.models.package import Package
@@ -232,14 +232,18 @@ class CausalModel:
         """The layers, each of attention and a feed-forward part, in order."""
         return list(self.module.get_submodule(self.arch.blocks).children())
 
-    def target_modules(self, targets: Iterable[str]) -> dict[str, nn.Module]:
-        """Return the projections (Linear or Conv1D) that `targets` name in every layer, by qualified name, in order.
+    def layers_of(self, space: Space) -> list[str]:
+        """Return the qualified names of a space's target layers, in order; [] if it does not work on single layers."""
+        return [*self.target_modules(space.layers, space.untouched(self.arch))] if space.layers else []
+
+    def target_modules(self, targets: Iterable[str], first: int = 0) -> dict[str, nn.Module]:
+        """Return the projections (Linear or Conv1D) that `targets` name, by qualified name, from layer `first` on.
 
         A target is a role (q, k, v, o, gate, up, down, qkv, gate_up), the model's own name for it (q_proj), or `all`;
         see `Arch.roles`. Raises UserError, with the choices, for a target that the model does not have, or if there are
         none.
         """
-        names = {*self.arch.names(targets)}
+        names = {*self.arch.names(targets, first)}
         if not names:
             raise UserError("no layer is named", where="space.targets", choices=[ALL, *self.arch.linears])
         modules = {name: layer for name, layer in self.module.named_modules() if name in names}

@@ -121,7 +121,7 @@ class Places:
         if split.shots:
             dev = split.shots * len(config.task.wording(config.prompt.name).options)
         drawn = min(dev, sizes.get("validation", dev)), min(split.test, sizes.get("test", split.test))
-        cost = _cost(config, trainable, stepped, scored, drawn)
+        cost = _cost(config, trainable, stepped, scored, drawn, model.arch)
         operations = cost * _operations_per_token(config, model.arch)
         return Availability(config, tuple(reasons), needs, cost, operations, scored, stepped, tuple(notes))
 
@@ -246,8 +246,10 @@ def _needs(
     )
 
 
-def _cost(config: TrialConfig, trainable: int, stepped: float, scored: float, rows: tuple[int, int]) -> float:
-    """Estimate the forwarded tokens of a trial.
+def _cost(
+    config: TrialConfig, trainable: int, stepped: float, scored: float, rows: tuple[int, int], arch: Arch | None
+) -> float:
+    """Estimate the forwarded tokens of a trial; a block that a step's points share counts once per minibatch.
 
     Args:
         stepped, scored: mean tokens per row of a step, and of scoring. rows: of dev and test.
@@ -256,7 +258,10 @@ def _cost(config: TrialConfig, trainable: int, stepped: float, scored: float, ro
     if kind.generates:
         return kind.new_tokens
     evaluations = -(-train.steps // train.eval_every) if train.steps else 1
-    steps = train.steps * (train.batch or 1) * config.forwards(trainable)
+    forwards: float = config.forwards(trainable)
+    if arch is not None and forwards:
+        forwards -= (forwards - len(config.estimator.minibatches(1))) * config.shared_blocks(arch) / arch.layers
+    steps = train.steps * (train.batch or 1) * forwards
     measured = (evaluations + 1) * 3 * config.gradients.samples
     return (steps + measured) * stepped + (evaluations * dev + test) * scored
 

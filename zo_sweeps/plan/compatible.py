@@ -346,7 +346,7 @@ def check_model(config: TrialConfig, model: ModelStatus) -> None:
 
 def trainable_of(config: TrialConfig, arch: Arch) -> int:
     """Return the number of values that a trial's space trains in a model."""
-    return config.space.bind(config.precision).trainable(arch)
+    return config.space.bind(config.precision).trainable(config.space.moved(arch))
 
 
 def is_corrected(config: TrialConfig, arch: Arch) -> bool:
@@ -383,6 +383,7 @@ def _with_package(config: TrialConfig, package: Package) -> None:
     if mask is None:
         what = "the package holds no mask, and none can be found without the plain weights"
         raise UserError(what, where=where, fix="package the model again, with the space")
-    for key, value in write({"targets": config.space.layers, **wanted}).items():
-        if mask.get(key) != value:
-            raise UserError(f"space.{key} is {mask.get(key)} in the package, not {value}", where=where)
+    ours = write({"targets": config.space.layers, **wanted})
+    for key in {**mask, **ours}:
+        if mask.get(key) != ours.get(key):
+            raise UserError(f"space.{key} is {mask.get(key)} in the package, not {ours.get(key)}", where=where)

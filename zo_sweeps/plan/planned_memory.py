@@ -219,12 +219,15 @@ def memory_of(
     if space.needs_gradients and kind.trains and model.package is None:
         text = space.of_text
         length = getattr(space, "length", longest) if text else longest
-        entries = arch.entries(space.layers)
+        entries = space.moved(arch).entries(space.layers)
         finding = finding_memory(arch, precision.format.bytes, length, length if text else 1, entries)
     if precision.of_text and model.package is None:
         length = getattr(precision, "length", longest)
         finding = max(finding, finding_memory(arch, precision.format.bytes, length, length, arch.entries([ALL])))
     points = config.evaluation.points_per_forward(config.estimator.budget) if kind.estimates else 1
+    kept = 0.0
+    if config.shared_blocks(arch):  # by every minibatch, and once more where rounding noise is measured
+        kept = stepped.tokens * (config.estimator.budget if config.estimator.owns_rows else 2)
     parts: Mapping[Part, float] = memory_by_part(
         arch,
         Batches(
@@ -235,6 +238,7 @@ def memory_of(
             kind.trains and train.logits == "all",
             longest_row,
             _generated(config, arch, longest, points),
+            kept,
         ),
         kind,
         precision,
@@ -258,7 +262,7 @@ def _generated(config: TrialConfig, arch: Arch, longest: int, points: int) -> Ge
     if kind.generates or not task.generates:
         return NOTHING
     rows, drawn = min(task.samples * max(config.split.dev, config.split.test), GENERATED_TOGETHER), 0.0
-    if kind.estimates and _objective(config).generates:
+    if kind.estimates and config.objective.generates:
         rows = max(rows, points * min(task.samples * (train.batch or 1), GENERATED_TOGETHER))
         if points > 1 and config.space.moves_base:
             drawn = points * direction_numbers(arch, getattr(config.perturbation, "rank", 1))
@@ -269,8 +273,4 @@ def _generated(config: TrialConfig, arch: Arch, longest: int, points: int) -> Ge
 
 def gold_only(config: TrialConfig) -> bool:
     """Return whether a step forwards a row's right candidate alone."""
-    return bool(_objective(config).gold_only)
-
-
-def _objective(config: TrialConfig) -> Any:
-    return config.own_objective or config.task.wording(config.prompt.name).loss
+    return bool(config.objective.gold_only)

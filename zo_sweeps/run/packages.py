@@ -321,7 +321,7 @@ def make(config: TrialConfig, device: torch.device, folder: Path, progress: Prog
                 _build(config, device, part, progress)
             if space.needs_gradients and config.method.kind.trains:
                 model = load(config.model, precision.dtype, device)
-                layers, plain = list(model.target_modules(space.layers)), lambda: model
+                layers, plain = model.layers_of(space), lambda: model
                 settings: Any = space  # the samples are of the member itself
                 scores = known[0] if known and _same_samples(precision, settings) else None
                 taken = lambda done: progress("gradients for the mask", done, settings.samples)

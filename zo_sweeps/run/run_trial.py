@@ -114,7 +114,7 @@ class Following:
         self._space = bench.install()
         self.ready = bench.agreed(self._space)
         self._follower = Follower(
-            bench.method(), bench.model, self._space, bench.losses, bench.rates(), seed=config.seed
+            bench.method(), bench.model, self._space, bench.losses(self._space), bench.rates(), seed=config.seed
         )
 
     def answer(self, question: bytes) -> bytes:

@@ -64,7 +64,7 @@ class ZerothOrderRunner(Runner):
         bench = self.bench
         space = bench.install()
         try:
-            log, data = self.recorder.coefs[:step], Data(bench.model.module, space, bench.losses)
+            log, data = self.recorder.coefs[:step], Data(bench.model.module, space, bench.losses(space))
             rebuild(bench.method(), space, log, bench.rates(), seed=self.config.seed, data=data)
             self._rewind(step)
             self.report_test(step, digest(space.params))
@@ -75,7 +75,7 @@ class ZerothOrderRunner(Runner):
     def _one_more(self, space: InstalledSpace) -> Work:
         """Return the work of one more step, with a new state of the update."""
         bench, (number, _) = self.bench, self.recorder.largest
-        method, lr, f = bench.method().bind(space.params), bench.rates()(number), bench.losses(number)
+        method, lr, f = bench.method().bind(space.params), bench.rates()(number), bench.losses(space)(number)
 
         def work(tensors: Tensors) -> None:
             state = method.init(space.params)
@@ -207,7 +207,7 @@ class Backpropagation(Runner):
         self, space: InstalledSpace, batches: Callable[[int], Batch], *, steps: int, eval_every: int
     ) -> Iterator[StepDone | Evaluated]:
         bench, config = self.bench, self.config
-        kind, blocks = config.method.kind, bench.model.blocks
+        kind, blocks = config.method.kind, bench.model.blocks[config.space.untouched(bench.model.arch) :]
         products = kind.multiplied_in
         with checkpointed(blocks) if kind.recomputes and not kind.is_layerwise else nullcontext():
             yield from first_order.train(

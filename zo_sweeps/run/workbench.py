@@ -210,7 +210,7 @@ class Workbench:
             if (own := self.config.method.kind.trained_in) is not None:
                 for param in self.model.module.parameters():  # not the buffers: rotary frequencies stay in fp32
                     param.data = param.data.to(own.dtype)
-        layers = list(self.model.target_modules(space.layers)) if space.layers else []
+        layers = self.model.layers_of(space)
         mask = self._mask(layers) if space.needs_gradients else None
         installed = space.install(self.model.module, layers, self.config.seed, mask)
         if not any(param.numel() for param in installed.params.values()):
@@ -249,13 +249,17 @@ class Workbench:
             every_position=train.logits == "all",
         ).to(self.device)
 
-    def losses(self, step: int) -> StepObjective:
-        """Return f of a step's minibatch: points -> losses; of each direction's, if they own their rows."""
-        if self.objective.generates:
-            return partial(self.of_texts, step)
-        numbers = self.config.estimator.minibatches(step)
-        found = [of_batch(self.model, self.batch(number), self.objective.loss) for number in numbers]
-        return found if self.config.estimator.owns_rows else found[0]
+    def losses(self, space: InstalledSpace) -> Callable[[int], StepObjective]:
+        """Return step -> f of its minibatch: points of the space -> losses; of each direction's, if they own rows."""
+
+        def of_step(step: int) -> StepObjective:
+            if self.objective.generates:
+                return partial(self.of_texts, step)
+            numbers = self.config.estimator.minibatches(step)
+            each = [of_batch(self.model, self.batch(number), self.objective.loss, space) for number in numbers]
+            return each if self.config.estimator.owns_rows else each[0]
+
+        return of_step
 
     def of_texts(self, step: int, points: int) -> torch.Tensor:
         """Return the objective of the answers to the step's examples at P points, [P]: rows of one generation."""

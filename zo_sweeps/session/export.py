@@ -106,7 +106,7 @@ def replayed(trial: Trial, journal: list[Event], step: int) -> Iterator[tuple[Wo
     bench.load()
     space = bench.install()
     try:
-        log, data = recorder.coefs[:step], Data(bench.model.module, space, bench.losses)
+        log, data = recorder.coefs[:step], Data(bench.model.module, space, bench.losses(space))
         rebuild(bench.method(), space, log, bench.rates(), seed=config.seed, data=data)
         yield bench, space
     finally:

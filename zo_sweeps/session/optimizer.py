@@ -365,11 +365,15 @@ def _layers(model: Any, space: Space) -> list[str]:
     targets, kind = space.layers, getattr(getattr(model, "config", None), "model_type", None)
     if space.positions and kind is None:
         raise UserError(f"space {space.name!r} needs a language model of transformers, not a {type(model).__name__}")
+    if getattr(space, "blocks", None) and kind is None:
+        what = f"blocks are counted in language models of transformers, not in a {type(model).__name__}"
+        raise UserError(what, where="blocks", fix="name the layers in targets")
     linears = [name for name, layer in model.named_modules() if linear.is_projection(layer)]
     if targets and kind is not None:
         from zo_sweeps.models.families import describe
 
-        wanted = {*describe(model.config.to_dict()).names(targets)}
+        arch = describe(model.config.to_dict())
+        wanted = {*arch.names(targets, space.untouched(arch))}
         if absent := sorted(wanted - {*linears}):
             what = f"{absent[0]} of a {kind} is no layer of this {type(model).__name__}"
             fix = "train a peft model's adapter with space='full', or call opt.space.uninstall() of an earlier one"

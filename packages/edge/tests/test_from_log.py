@@ -62,7 +62,7 @@ def written(
         try:
             rebuild(method, space, coefs[: step - 1], bench.rates(), seed=trial.config.seed)
             points = method.estimator.points(trial.config.seed, step)
-            return losses_at(method, bench.model.module, space, bench.losses(step), points)
+            return losses_at(method, bench.model.module, space, bench.losses(space)(step), points)
         finally:
             space.uninstall()
 

@@ -46,7 +46,7 @@ def of_first_steps(
         if step not in losses:
             break
         points = method.estimator.points(seed, step)
-        ours = losses_at(method, bench.model.module, space, bench.losses(step), points)
+        ours = losses_at(method, bench.model.module, space, bench.losses(space)(step), points)
         for own, other in zip(ours, losses[step], strict=True):
             _compare(bench, "loss", f"of step {step}", own, other)
         pairs.append(apart(ours, losses[step]))

@@ -109,7 +109,7 @@ class ExecuTorch(Runtime):
         if config.device.reads_log or not config.method.kind.estimates:
             return parts, 0, 0
         precision = config.precision
-        weights = precision.weight_bytes(arch) + config.space.added_bytes(arch, precision)
+        weights = precision.weight_bytes(arch) + config.space.added_bytes(config.space.moved(arch), precision)
         held, exporting = program_memory(
             parts,
             arch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from zo_sweeps.engine.later import nn, weight_only
@@ -36,7 +36,7 @@ class Scales(LayerSpace):
 
     def bind(self, precision: Precision) -> Scales:
         assert isinstance(precision, WeightOnlyPrecision)
-        return Scales(targets=self.targets, precision=precision)
+        return replace(self, precision=precision)
 
     def trainable(self, arch: Arch) -> int:
         assert self.precision is not None, "bind the precision first"

@@ -45,7 +45,7 @@ class Sensitive(SparseSpace):
     @property
     def found_from(self) -> Mapping[str, Any]:
         names = ("density", "scope", "score", "source", "samples", *(("length",) if self.of_text else ()))
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*names, *(["blocks"] if self.blocks else []))}
 
     @property
     def renewed_every(self) -> int:
