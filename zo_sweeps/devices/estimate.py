@@ -69,11 +69,12 @@ class Batches:
     all_logits: bool = False  # whether a step computes the logits of every position, not only one per text
     longest_row: int = 0  # tokens of the longest row, behind which a prefix is masked; 0: `longest`
     generated: GeneratedRows = NOTHING  # of the largest generation
+    answer: int = 1  # tokens of an answer that a step trains on
 
     @property
     def places(self) -> float:
         """Positions of a point whose logits a step computes."""
-        return self.step.tokens if self.all_logits else self.step.texts
+        return self.step.tokens if self.all_logits else self.step.texts * self.answer
 
 
 def memory_by_part(

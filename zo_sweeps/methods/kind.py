@@ -68,6 +68,11 @@ class Kind(Definition):
         return 0
 
     @property
+    def answers(self) -> int:
+        """Answers that a step samples to each prompt, and trains on; 0: it samples none."""
+        return 0
+
+    @property
     def trained_in(self) -> Precision | None:
         """The format in which the model's own weights are trained; None: that of the trial's precision."""
         return None
