@@ -25,7 +25,7 @@ COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed
     "low_rank": (240, 240),
     "league": (3938, 3950),
     "results": (560, 570),
-    "rewards": (76, 80),
+    "rewards": (288, 300),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
     "zero_shot": 9,

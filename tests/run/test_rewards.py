@@ -206,6 +206,24 @@ def _gradient(bench: Workbench, space: Any) -> Any:
     return dict(zip(space.params, gradients, strict=True)), rewards
 
 
+def test_the_best_of_n_texts_is_of_those_that_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = spied(monkeypatch)
+    kind, four = "{name: verified, rewards: [vowels]}", ("method=best_of_n", "method.n=4")
+    trial = given(tmp_path, kind, *four)
+    outcome, journal = run(trial)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
+    dev, test = seen
+    for split, (prompts, texts) in {"dev": dev, "test": test}.items():
+        assert len(texts) == 3 * 4
+        assert prompts[0] == prompts[3] != prompts[4]
+        best = [max(texts[row : row + 4], key=vowels) for row in range(0, 12, 4)]
+        assert vowels(best[0]) > min(map(vowels, texts[:4]))
+        assert outcome.metrics[f"{split}/reward"] == pytest.approx(sum(map(vowels, best)) / 3)
+        assert outcome.metrics[f"{split}/length"] == pytest.approx(sum(map(len, best)) / 3)
+    assert measured(*run(trial)) == measured(outcome, journal)
+    assert trial.trial_id != given(tmp_path, kind, *four, "grid.seeds=[4]").trial_id, "other texts"
+
+
 def test_a_policy_gradient_that_is_killed_goes_on_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +276,7 @@ def test_rewards_that_raise_fail_the_trial_or_count_as_zero(tmp_path: Path) -> N
         (["method=fo_full"], "train.objective=reward is not differentiable.*or method=policy_gradient"),
         (["method=policy_gradient", "train.objective=loss"], "trains on rewards of sampled answers: use train.obj"),
         (["method=policy_gradient", "method.group=1"], "method.group"),
+        (["method=best_of_n", "task=demo_remarks"], "samples answers for their rewards, and the task has none"),
         (["method=policy_gradient", "space=codes", "precision=int8"], "backpropagation does not reach space 'codes'"),
     ],
 )

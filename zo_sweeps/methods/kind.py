@@ -69,7 +69,7 @@ class Kind(Definition):
 
     @property
     def answers(self) -> int:
-        """Answers that a step samples to each prompt, and trains on; 0: it samples none."""
+        """Answers sampled to each prompt, that a step trains on or of which the best counts; 0: as the task says."""
         return 0
 
     @property

@@ -140,7 +140,9 @@ def _objective(config: TrialConfig) -> Iterator[str]:
         reason = trained.fits(task) or f"the prompt is {'with' if own.masked else 'without'} a mask"
         yield f"train.objective must be {', '.join(fitting)} or {OWN} for this task, not {name}: {reason}"
     kind, rewarded = config.method.kind, trained.generates and task.kind.predicts is Of.REWARDS
-    if kind.answers and not rewarded:
+    if kind.answers and task.kind.predicts is not Of.REWARDS:
+        yield f"method kind {kind.name!r} samples answers for their rewards, and the task has none"
+    elif kind.answers and kind.trains and not rewarded:
         yield f"method kind {kind.name!r} trains on rewards of sampled answers: use train.objective=reward"
     elif not trained.differentiable and kind.backpropagates and not kind.answers:
         reason = f"train.objective={trained.name} is not differentiable: it needs a zeroth-order method"

@@ -263,9 +263,9 @@ def _generated(config: TrialConfig, arch: Arch, longest: int, points: int) -> Ge
     kind, train, task, new = config.method.kind, config.train, config.task.kind, config.task.max_new_tokens
     if kind.generates or not task.generates:
         return NOTHING
-    rows, drawn = min(task.samples * max(config.split.dev, config.split.test), GENERATED_TOGETHER), 0.0
-    if kind.answers or (kind.estimates and _objective(config).generates):
-        texts = kind.answers or task.samples
+    texts = max(kind.answers, task.samples)
+    rows, drawn = min(texts * max(config.split.dev, config.split.test), GENERATED_TOGETHER), 0.0
+    if kind.estimates and _objective(config).generates:
         rows = max(rows, points * min(texts * (train.batch or 1), GENERATED_TOGETHER))
         if points > 1 and config.space.moves_base:
             drawn = points * direction_numbers(arch, getattr(config.perturbation, "rank", 1))

@@ -297,8 +297,12 @@ class Workbench:
     def answers(self, examples: Sequence[EncodedExample]) -> tuple[float, ModelAnswers]:
         """Return the loss of examples, and what the model answers to them, with the current weights."""
         kind, (loss, choices, scores) = self.splits.spec.kind, self.scored(examples)
-        texts = self._generated(examples, self._sampler(0), kind.samples) if kind.generates else ()
-        return loss, replace(self._rewarded(examples, texts, kind.samples), choices=choices, scores=scores)
+        if (n := self.config.method.kind.answers) and not self.config.method.kind.trains:
+            chosen = self._best(examples, n)
+        else:
+            texts = self._generated(examples, self._sampler(0), kind.samples) if kind.generates else ()
+            chosen = self._rewarded(examples, texts, kind.samples)
+        return loss, replace(chosen, choices=choices, scores=scores)
 
     def score(self, examples: Sequence[EncodedExample]) -> Scores:
         """Score examples with the current weights."""
@@ -327,6 +331,14 @@ class Workbench:
         ]
         collated = partial(collate, pad_id=self.model.pad_id, gold_only=gold_only, shared=shared)
         return max(groups, key=lambda of: collated(of).input_ids.numel())
+
+    def _best(self, examples: Sequence[EncodedExample], n: int) -> ModelAnswers:
+        """Return the text of the highest reward among n of each example, in place of all its samples."""
+        sampler, samples = self._sampler(0) or Sampler(self.config.seed, 0, 1.0), self.splits.spec.kind.samples
+        drawn = self._rewarded(examples, self._generated(examples, sampler, n), n)
+        best = [(row, max(range(n), key=rewards.__getitem__)) for row, rewards in enumerate(drawn.rewards)]
+        texts = [drawn.texts[row * n + text] for row, text in best for _ in range(samples)]
+        return ModelAnswers((), (), texts, [[drawn.rewards[row][text]] * samples for row, text in best])
 
     def _sampled(
         self, examples: Sequence[EncodedExample], step: int, group: int
