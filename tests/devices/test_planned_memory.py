@@ -118,6 +118,12 @@ def test_planned_bytes_are_one_to_one_and_a_half_of_the_tensors_that_are_alive(o
     check(overrides)
 
 
+@pytest.mark.multiprocess
+def test_sampled_answers_are_planned_within_the_same_bounds() -> None:
+    """All of their tokens have logits, whose number no task of the other cases has."""
+    check(["method=policy_gradient", RATE, "method.group=4", "task=demo_sums"])
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize(("family", "method", "task"), EVERY)
 def test_other_families_are_planned_within_the_same_bounds(family: str, method: str, task: str) -> None:

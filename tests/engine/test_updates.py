@@ -31,6 +31,7 @@ from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method, RunState, step
 from zo_sweeps.engine.train import Scores, StepDone, train
 from zo_sweeps.engine.updates.adam import Adam
+from zo_sweeps.engine.updates.anchored import Anchored
 from zo_sweeps.engine.updates.conservative import Conservative
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
@@ -187,6 +188,19 @@ def moved_by(update: Update, number_of: int, lr: float) -> tuple[dict[str, Tenso
 
 def assert_theta(found: Tensor, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=2e-6, atol=2e-6)
+
+
+def test_an_anchor_holds_theta_where_the_estimate_and_the_decay_are_equal() -> None:
+    """Under one estimate g, theta is -g / decay (1 - (1 - lr decay)^t) from its start, in vectors and matrices."""
+    module, update, estimate = Vector(quadratic), Anchored(decay=0.5), estimate_at(1)
+    params = dict(module.named_parameters())
+    state = update.init(params)
+    for number in range(1, 41):
+        state = update.apply(params, estimate, Gaussian(), state, 0.2)
+        if number in (1, 3, 40):
+            for name, param in params.items():
+                away = plain_ghat(estimate, name, param) / 0.5 * (1 - 0.9**number)
+                np.testing.assert_allclose(param.detach().numpy(), 1 - away, rtol=1e-5, atol=1e-5)
 
 
 def test_adam_is_torchs() -> None:

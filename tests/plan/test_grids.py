@@ -25,7 +25,7 @@ COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed
     "low_rank": (240, 240),
     "league": (3938, 3950),
     "results": (560, 570),
-    "rewards": (61, 65),
+    "rewards": (288, 300),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
     "zero_shot": 9,
@@ -99,6 +99,15 @@ def test_a_zero_shot_row_is_one_trial_for_all_seeds() -> None:
     ids = {cell.trial_id for cell in plan.cells if cell.block == "zero_shot"}
     assert len(ids) == 1
     assert len([cell for cell in plan.cells if cell.block == "zero_shot"]) == 4
+
+
+def test_every_row_of_rewards_that_trains_generates_as_many_texts() -> None:
+    for config in (of(trial) for trial in named("rewards").every.values()):
+        kind, train = config.method.kind, config.train
+        if kind.trains:
+            assert train.batch
+            texts = train.steps * train.batch * (kind.answers or config.estimator.evaluations(1))
+            assert texts == 7680, config.method.name
 
 
 def test_two_blocks_that_ask_for_the_same_trial_get_one(tmp_path: Path) -> None:

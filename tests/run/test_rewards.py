@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.run.common import Events, make, measured, run
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ScoredTest, Steps
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.engine.noise import Sampler
 from zo_sweeps.engine.replay import digest
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.identity import status
 from zo_sweeps.plan.planned_memory import memory_of
 from zo_sweeps.run.run_trial import run_trial
+from zo_sweeps.run.training import Backpropagation
 from zo_sweeps.run.workbench import Workbench
 from zo_sweeps.session.export import replayed
 from zo_sweeps.tasks.kinds.verified import Verified
@@ -148,6 +151,103 @@ def test_the_texts_of_a_prompt_and_their_noise_are_in_the_memory_that_a_trial_is
     assert planned(1) - planned(1, temperature=0.0) == 4 * 8 * model.arch.vocabulary
 
 
+SAMPLED = ("method=policy_gradient", "method.group=3", "update=sgd", "update.lr=0.5", "train.batch=2", "space=lora_fa")
+
+
+def test_a_policy_gradient_s_step_is_that_of_autograd_over_texts_drawn_one_token_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """theta - lr g, g from full forwards of one text each, without a cache, and the mean of the others' rewards."""
+    trial = given(tmp_path, "{name: verified, rewards: [vowels]}", *SAMPLED, "train.steps=1")
+    took: list[dict[str, Any]] = []
+    train = Backpropagation._train
+
+    def before(self: Any, space: Any) -> Any:
+        took.append({name: param.detach().clone() for name, param in space.params.items()})
+        took.append(_gradient(self.bench, space))
+        found = train(self, space)
+        took.append({name: param.detach().clone() for name, param in space.params.items()})
+        return found
+
+    monkeypatch.setattr(Backpropagation, "_train", before)
+    outcome, journal = run(trial)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
+    start, (gradient, rewards), end = took
+    assert any(value.any() for value in gradient.values())
+    for name, value in start.items():
+        torch.testing.assert_close(end[name], value - 0.5 * gradient[name], rtol=1e-4, atol=1e-6)
+    (loss,) = (loss for event in journal if isinstance(event, Steps) for loss in event.losses)
+    assert loss == pytest.approx(-sum(rewards) / len(rewards))
+
+
+def _gradient(bench: Workbench, space: Any) -> Any:
+    """The gradient of step 1 of a trial, and the rewards of its texts."""
+    model, seed, group = bench.model, bench.config.seed, bench.config.method.kind.answers
+    sampler, rewards, logprobs = Sampler(seed, 1, 1.0), [], []
+    logits_of = lambda ids: model.head(model.hidden(torch.tensor([ids]))[0])
+    for param in space.params.values():
+        param.requires_grad_(True)
+    for number, example in enumerate(bench.examples_of(1)):
+        for row in range(number * group, (number + 1) * group):
+            new: list[int] = []
+            while len(new) < bench.splits.spec.max_new_tokens and not {*new} & {*model.stop_ids}:
+                logits = logits_of([*example.prompt_ids, *new])[-1:].float().detach()
+                new.append(int(sampler([row], len(new), logits).argmax()))
+            places = logits_of([*example.prompt_ids, *new])[len(example.prompt_ids) - 1 : -1].float().log_softmax(-1)
+            logprobs.append(sum(places[i, token] for i, token in enumerate(new)))
+            text = [token for token in new if token not in model.stop_ids]
+            rewards.append(vowels(model.tokenizer.decode(text, skip_special_tokens=True).strip()))
+    objective = 0.0
+    for i, reward in enumerate(rewards):
+        first = i // group * group
+        others = [rewards[j] for j in range(first, first + group) if j != i]
+        objective = objective + (reward - sum(others) / len(others)) * logprobs[i]
+    gradients = torch.autograd.grad(-objective / len(rewards), list(space.params.values()))
+    return dict(zip(space.params, gradients, strict=True)), rewards
+
+
+def test_the_best_of_n_texts_is_of_those_that_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = spied(monkeypatch)
+    kind, four = "{name: verified, rewards: [vowels]}", ("method=best_of_n", "method.n=4")
+    trial = given(tmp_path, kind, *four)
+    outcome, journal = run(trial)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
+    dev, test = seen
+    for split, (prompts, texts) in {"dev": dev, "test": test}.items():
+        assert len(texts) == 3 * 4
+        assert prompts[0] == prompts[3] != prompts[4]
+        best = [max(texts[row : row + 4], key=vowels) for row in range(0, 12, 4)]
+        assert vowels(best[0]) > min(map(vowels, texts[:4]))
+        assert outcome.metrics[f"{split}/reward"] == pytest.approx(sum(map(vowels, best)) / 3)
+        assert outcome.metrics[f"{split}/length"] == pytest.approx(sum(map(len, best)) / 3)
+    assert measured(*run(trial)) == measured(outcome, journal)
+    assert trial.trial_id != given(tmp_path, kind, *four, "grid.seeds=[4]").trial_id, "other texts"
+
+
+def test_a_policy_gradient_that_is_killed_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = "{name: verified, rewards: [vowels]}"
+    trial = given(tmp_path, kind, *SAMPLED, "train.steps=3", "train.eval_every=1", "split.dev=2", "split.test=2")
+    outcome, journal = run(trial)
+    assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
+    assert len({loss for event in journal if isinstance(event, Steps) for loss in event.losses}) > 1
+    rewarded, calls = Workbench._rewarded, count(1)
+
+    def killed(*args: Any) -> Any:
+        if next(calls) == 4:  # the texts of step 1, dev, those of step 2, and dev
+            raise SystemExit
+        return rewarded(*args)
+
+    monkeypatch.setattr(Workbench, "_rewarded", killed)
+    events = Events()
+    with pytest.raises(SystemExit):
+        run_trial(trial, events, [], 1, lambda: False)
+    monkeypatch.undo()
+    assert max(event.last for event in events if isinstance(event, Steps)) in (1, 2)
+    assert measured(*run(trial, list(events), attempt=2)) == measured(outcome, journal)
+
+
 def vowels(text: str) -> float:
     return sum(one in "ae" for one in text) / max(len(text), 1)
 
@@ -173,7 +273,11 @@ def test_rewards_that_raise_fail_the_trial_or_count_as_zero(tmp_path: Path) -> N
         (["task.metric=squad_f1"], "it is computed from texts, but a verified task predicts rewards"),
         (["train.objective=f1"], "f1.*it needs accepted answers, and the task has none"),
         (["task=demo_remarks"], "it needs rewards, and the task has none"),
-        (["method=fo_full"], "train.objective=reward is not differentiable"),
+        (["method=fo_full"], "train.objective=reward is not differentiable.*or method=policy_gradient"),
+        (["method=policy_gradient", "train.objective=loss"], "trains on rewards of sampled answers: use train.obj"),
+        (["method=policy_gradient", "method.group=1"], "method.group"),
+        (["method=best_of_n", "task=demo_remarks"], "samples answers for their rewards, and the task has none"),
+        (["method=policy_gradient", "space=codes", "precision=int8"], "backpropagation does not reach space 'codes'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: list[str], why: str, tmp_path: Path) -> None:

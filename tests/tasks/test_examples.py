@@ -124,8 +124,8 @@ def check_kind(kind: TaskKind) -> None:
 
 
 def check_reward(reward: Reward) -> None:
-    if reward.name == "reasoning_gym":
-        pytest.importorskip("reasoning_gym", reason="it comes with the extra [rewards]")
+    if reward.name in ("math_verify", "reasoning_gym"):
+        pytest.importorskip(reward.name, reason="it comes with the extra [rewards]")
     for row, text, value in reward.examples:
         assert reward.of(row, text) == pytest.approx(value, rel=1e-9)
     assert len({value for *_, value in reward.examples}) > 1, f"{reward.name} needs examples with two rewards"

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.plan.common import changed, planned
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_at
 from zo_sweeps.methods.task import Gym
+from zo_sweeps.plan import availability
 from zo_sweeps.tasks.data import generated
 from zo_sweeps.tasks.metrics.pass_at_k import PassAtK
 from zo_sweeps.tasks.rewards.reasoning_gym import ReasoningGym
@@ -65,6 +67,15 @@ def test_a_generator_that_does_not_suit_is_refused_in_one_line(gym: Gym, why: st
         generated(gym)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_the_library_of_a_reward_is_looked_for_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(availability, "version_of", lambda name: "")
+    plan = planned(tmp_path, changed(), "task=demo_sums", "task.kind={name: verified, rewards: [exact, math_verify]}")
+    assert {*plan.missing.values()} == {"math-verify is not installed; pip install 'zo-sweeps[rewards]'"}
+    assert len(plan.missing) == len(plan.every)
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_text_that_passes() -> None:

@@ -34,7 +34,7 @@ def test_every_task_file_makes_a_spec(name: str, dialect: str) -> None:
     spec = spec_of(task, dialect)
     assert spec.name == name, "a task file is named after its task"
     assert spec.dialect == dialect
-    assert task.get("hub") or task.get("local"), "rows come from somewhere"
+    assert task.get("hub") or task.get("local") or task.get("gym"), "rows come from somewhere"
     if task.get("hub"):
         assert "/" in task["hub"]["path"], "the hub no longer resolves names without an owner"
         assert {"path", "train", "test"} <= set(task["hub"])

@@ -70,11 +70,12 @@ class Batches:
     longest_row: int = 0  # tokens of the longest row, behind which a prefix is masked; 0: `longest`
     generated: GeneratedRows = NOTHING  # of the largest generation
     kept: float = 0  # tokens whose hidden states a step keeps, of the blocks that its points share
+    answer: int = 1  # tokens of an answer that a step trains on
 
     @property
     def places(self) -> float:
         """Positions of a point whose logits a step computes."""
-        return self.step.tokens if self.all_logits else self.step.texts
+        return self.step.tokens if self.all_logits else self.step.texts * self.answer
 
 
 def memory_by_part(

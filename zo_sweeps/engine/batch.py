@@ -61,6 +61,7 @@ class Batch:
     gold: Tensor  # [B] slot of the gold candidate, the one trained on
     right: Tensor  # [B, slots] whether a slot holds a right candidate; several may
     slots: int  # largest number of candidates of an example
+    rewards: Tensor | None = None  # [B, slots] of candidates that were sampled
 
     @property
     def examples(self) -> int:

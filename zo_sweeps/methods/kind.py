@@ -68,6 +68,11 @@ class Kind(Definition):
         return 0
 
     @property
+    def answers(self) -> int:
+        """Answers sampled to each prompt, that a step trains on or of which the best counts; 0: as the task says."""
+        return 0
+
+    @property
     def trained_in(self) -> Precision | None:
         """The format in which the model's own weights are trained; None: that of the trial's precision."""
         return None

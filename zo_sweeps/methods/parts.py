@@ -207,7 +207,8 @@ class Train(Checked):
     batch: int | None = option(None, "B, examples per minibatch; null: effective_batch / q", least=1)
     examples: int | None = option(
         None,
-        "examples that a trial forwards, a backward pass being two; gives its steps, and eval_every is in examples too",
+        "examples that a trial forwards, a backward pass being two (a policy gradient: answers that it samples); gives "
+        "its steps, and eval_every is in examples too",
         least=1,
         identity=False,
     )

@@ -17,6 +17,7 @@ class Reward(Definition):
 
     axis: ClassVar[str] = "reward"
     bare: ClassVar[bool] = True
+    needs: ClassVar[str] = ""  # distribution that `of` imports, of the extra [rewards]
     # (row, text, reward), worked out by hand: what the contract tests hold `of` to, options at their defaults. At least
     # two, with two rewards. The first is also computed before a trial's first text, so that imports are not timed.
     examples: ClassVar[tuple[tuple[Mapping[str, Any], str, float], ...]] = ()

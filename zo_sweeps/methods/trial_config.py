@@ -172,13 +172,13 @@ class TrialConfig:
     def forwards(self, trainable: int) -> int:
         """Return the forwards of the batch per step, for `trainable` values.
 
-        A backward pass counts as two, and as three where it computes the layers again.
+        A backward pass counts as two, and as three where it computes the layers again. Sampled answers have one each.
         """
         kind = self.method.kind
         if not kind.trains:
             return 0
         if kind.backpropagates:
-            return 3 + kind.recomputes
+            return (3 + kind.recomputes) * max(kind.answers, 1)
         points = self.estimator.evaluations(max(trainable, 1)) + self.perturbation.evaluations(self.estimator)
         return points + self.update.evaluations
 

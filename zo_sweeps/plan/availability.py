@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.host import version_of
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.devices.kernels import troubles
@@ -22,6 +23,7 @@ from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
 from zo_sweeps.plan.planned_memory import RowTokens, gold_only, memory_of, tokens_forwarded, too_long
 from zo_sweeps.tasks.data import DataStatus, check, drawn_marks, facts
 from zo_sweeps.tasks.encode import room_of
+from zo_sweeps.tasks.kinds.verified import Verified
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import chat_of
 
@@ -80,6 +82,10 @@ class Places:
         reasons += [missing_text] if missing_text else []
         if self._here and config.precision.coded and (trouble := troubles().get(config.precision.name)):
             reasons.append(f"weights cannot be stored as {config.precision.name} on this machine: {trouble}")
+        if self._here and isinstance(config.task.kind, Verified):
+            needed = {reward.needs: None for reward in config.task.kind.rewards if reward.needs}
+            install = "pip install 'zo-sweeps[rewards]'"
+            reasons += [f"{one} is not installed; {install}" for one in needed if not version_of(one)]
         update = config.update
         if self._here and kind.trains and update.has_kernels and (trouble := troubles().get(update.name)):
             reasons.append(f"update {update.name!r} does not work on this machine: {trouble}")
@@ -123,7 +129,9 @@ class Places:
         drawn = min(dev, sizes.get("validation", dev)), min(split.test, sizes.get("test", split.test))
         cost = _cost(config, trainable, stepped, scored, drawn, model.arch)
         operations = cost * _operations_per_token(config, model.arch)
-        return Availability(config, tuple(reasons), needs, cost, operations, scored, stepped, tuple(notes))
+        return Availability(
+            config, tuple(dict.fromkeys(reasons)), needs, cost, operations, scored, stepped, tuple(notes)
+        )
 
     def to_package(self, config: TrialConfig) -> TrialConfig:
         """Return the configuration of a package to be made, with the fingerprints of model and text filled in.

@@ -11,6 +11,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.metric import Of
 from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.perturbation import Reads
 from zo_sweeps.methods.points import Theta
@@ -138,8 +139,14 @@ def _objective(config: TrialConfig) -> Iterator[str]:
     if name not in (OWN, *fitting):
         reason = trained.fits(task) or f"the prompt is {'with' if own.masked else 'without'} a mask"
         yield f"train.objective must be {', '.join(fitting)} or {OWN} for this task, not {name}: {reason}"
-    if not trained.differentiable and config.method.kind.backpropagates:
-        yield f"train.objective={trained.name} is not differentiable: it needs a zeroth-order method"
+    kind, rewarded = config.method.kind, trained.generates and task.kind.predicts is Of.REWARDS
+    if kind.answers and task.kind.predicts is not Of.REWARDS:
+        yield f"method kind {kind.name!r} samples answers for their rewards, and the task has none"
+    elif kind.answers and kind.trains and not rewarded:
+        yield f"method kind {kind.name!r} trains on rewards of sampled answers: use train.objective=reward"
+    elif not trained.differentiable and kind.backpropagates and not kind.answers:
+        reason = f"train.objective={trained.name} is not differentiable: it needs a zeroth-order method"
+        yield reason + (", or method=policy_gradient" if rewarded else "")
     if trained.generates and config.method.kind.estimates and config.estimator.owns_rows:
         several = f"estimator={config.estimator.name} has one for each direction"
         yield f"train.objective={trained.name} generates for one minibatch a step, and {several}"

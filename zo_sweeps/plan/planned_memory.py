@@ -121,6 +121,10 @@ class RowTokens(NamedTuple):
             return ForwardRows(texts * padded, texts)
         return max(_drawn(self.gold if gold_only else self.scored, rows), ForwardRows(padded, 1))
 
+    def answered(self, new: int) -> RowTokens:
+        """Return the tokens of rows whose right answer is one of `new` tokens, or slightly more."""
+        return self._replace(gold=tuple((own + new - 1,) for (own,) in self.gold), longest=self.longest + new)
+
     def of_scoring(self, rows: int, packed: bool, apart: int) -> ForwardRows:
         """Return the largest forward that scores `rows` rows; arguments as for `of_step`."""
         padded = padded_to(self.longest, MULTIPLE)
@@ -204,16 +208,17 @@ def memory_of(
     if arch is None:
         return 0, {}, 0
     train, examples = config.train, max(config.split.dev, config.split.test)
-    rows = train.batch or 1
+    rows, sampled = (train.batch or 1) * max(kind.answers, 1), config.task.max_new_tokens if kind.answers else 0
     longest_row = max(CAPACITY, longest) if train.packing else longest
     together = 0 if kind.generates else min(examples, max(SCORED_TOKENS / longest, 1))
-    stepped, scored = ForwardRows(rows * longest, rows), ForwardRows(together * longest, together)
+    stepped, scored = ForwardRows(rows * (longest + sampled), rows), ForwardRows(together * longest, together)
     if counted is not None and not kind.demonstrations:
         longest = counted.longest
         fits = not arch.masked and not arch.no_packing
         options = config.task.wording(config.prompt.name).options
         every = 1 if arch.masked else max(len(options), counted.texts)
-        stepped = counted.of_step(rows, train.packing and fits, every, gold_only(config))
+        of_step = counted.answered(sampled) if sampled else counted
+        stepped = of_step.of_step(rows, train.packing and fits, every, gold_only(config))
         scored = counted.of_scoring(examples, fits, every)
     finding, client = 0, 0
     if space.needs_gradients and kind.trains and model.package is None:
@@ -231,7 +236,7 @@ def memory_of(
     parts: Mapping[Part, float] = memory_by_part(
         arch,
         Batches(
-            longest,
+            longest + sampled,
             stepped,
             scored,
             points,
@@ -239,6 +244,7 @@ def memory_of(
             longest_row,
             _generated(config, arch, longest, points),
             kept,
+            max(sampled, 1),
         ),
         kind,
         precision,
@@ -261,12 +267,13 @@ def _generated(config: TrialConfig, arch: Arch, longest: int, points: int) -> Ge
     kind, train, task, new = config.method.kind, config.train, config.task.kind, config.task.max_new_tokens
     if kind.generates or not task.generates:
         return NOTHING
-    rows, drawn = min(task.samples * max(config.split.dev, config.split.test), GENERATED_TOGETHER), 0.0
+    texts = max(kind.answers, task.samples)
+    rows, drawn = min(texts * max(config.split.dev, config.split.test), GENERATED_TOGETHER), 0.0
     if kind.estimates and config.objective.generates:
-        rows = max(rows, points * min(task.samples * (train.batch or 1), GENERATED_TOGETHER))
+        rows = max(rows, points * min(texts * (train.batch or 1), GENERATED_TOGETHER))
         if points > 1 and config.space.moves_base:
             drawn = points * direction_numbers(arch, getattr(config.perturbation, "rank", 1))
-    if task.temperature:
+    if task.temperature or kind.answers:
         drawn += GENERATED_TOGETHER * arch.vocabulary  # a text's noise is that of all points
     return GeneratedRows(rows, longest, new, drawn)
 

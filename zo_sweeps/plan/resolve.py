@@ -338,7 +338,8 @@ def _with_batch(config: TrialConfig) -> TrialConfig:
         train = replace(train, batch=train.effective_batch // q)
     if train.examples is not None and train.batch is not None and config.method.kind.trains:
         evaluations = max(round(train.examples / train.eval_every), 1)
-        steps = max(train.examples // (config.forwards(1) * train.batch), 1)
+        each = config.method.kind.answers or config.forwards(1)
+        steps = max(train.examples // (each * train.batch), 1)
         train = replace(train, steps=steps, eval_every=-(-steps // evaluations))
     train = replace(train, eval_every=min(train.eval_every, max(train.steps, 1)))
     return replace(config, train=train)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,12 +34,19 @@ from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import Found, InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import package
-from zo_sweeps.models.causal import CausalModel, MaskedLanguageModel
+from zo_sweeps.models.causal import CausalModel, Choose, MaskedLanguageModel
 from zo_sweeps.models.load import divide, load
 from zo_sweeps.run.packages import prepared, sensitive_mask
 from zo_sweeps.run.recorder import Recorder
 from zo_sweeps.tasks.data import Row, digest_rows, facts, load_splits, mark
-from zo_sweeps.tasks.encode import Demonstrator, EncodedExample, demonstration, encode, encode_masked
+from zo_sweeps.tasks.encode import (
+    Demonstrator,
+    EncodedCandidate,
+    EncodedExample,
+    demonstration,
+    encode,
+    encode_masked,
+)
 from zo_sweeps.tasks.kinds.verified import Verified
 from zo_sweeps.tasks.scoring import ModelAnswers, compared, cut, evaluate, right
 from zo_sweeps.tasks.spec import TaskSpec
@@ -238,16 +246,19 @@ class Workbench:
         return [rows[i] for i in indices(self.config.seed, step, len(rows), self.config.train.batch)]
 
     def batch(self, step: int) -> Batch:
-        """Return the tensors of a step's minibatch."""
-        train = self.config.train
-        return collate(
-            self.examples_of(step),
+        """Return the tensors of a step's minibatch: of right answers, or of those that a policy gradient samples."""
+        train, examples, rewards = self.config.train, self.examples_of(step), None
+        if group := self.config.method.kind.answers:
+            examples, rewards = self._sampled(examples, step, group)
+        batch = collate(
+            examples,
             self.model.pad_id,
-            gold_only=self.objective.gold_only,
+            gold_only=self.objective.gold_only and not group,
             packed=train.packing,
             shared=self.config.prompt.shared,
             every_position=train.logits == "all",
-        ).to(self.device)
+        )
+        return replace(batch, rewards=rewards).to(self.device)
 
     def losses(self, space: InstalledSpace) -> Callable[[int], StepObjective]:
         """Return step -> f of its minibatch: points of the space -> losses; of each direction's, if they own rows."""
@@ -264,8 +275,11 @@ class Workbench:
     def of_texts(self, step: int, points: int) -> torch.Tensor:
         """Return the objective of the answers to the step's examples at P points, [P]: rows of one generation."""
         examples, spec = self.examples_of(step), self.splits.spec
-        texts, own = self._generated(examples, step, points), len(examples) * spec.kind.samples
-        of_point = [self._rewarded(examples, texts[start : start + own]) for start in range(0, len(texts), own)]
+        samples = spec.kind.samples
+        texts, own = self._generated(examples, self._sampler(step), samples, points), len(examples) * samples
+        of_point = [
+            self._rewarded(examples, texts[start : start + own], samples) for start in range(0, len(texts), own)
+        ]
         pairs = [compared(spec.kind.predicts, spec, examples, answers) for answers in of_point]
         return torch.cat([self.objective.of_texts(*pair) for pair in pairs])
 
@@ -286,9 +300,13 @@ class Workbench:
     @torch.inference_mode()
     def answers(self, examples: Sequence[EncodedExample]) -> tuple[float, ModelAnswers]:
         """Return the loss of examples, and what the model answers to them, with the current weights."""
-        loss, choices, scores = self.scored(examples)
-        texts = self._generated(examples) if self.splits.spec.kind.generates else ()
-        return loss, replace(self._rewarded(examples, texts), choices=choices, scores=scores)
+        kind, (loss, choices, scores) = self.splits.spec.kind, self.scored(examples)
+        if (n := self.config.method.kind.answers) and not self.config.method.kind.trains:
+            chosen = self._best(examples, n)
+        else:
+            texts = self._generated(examples, self._sampler(0), kind.samples) if kind.generates else ()
+            chosen = self._rewarded(examples, texts, kind.samples)
+        return loss, replace(chosen, choices=choices, scores=scores)
 
     def score(self, examples: Sequence[EncodedExample]) -> Scores:
         """Score examples with the current weights."""
@@ -318,7 +336,36 @@ class Workbench:
         collated = partial(collate, pad_id=self.model.pad_id, gold_only=gold_only, shared=shared)
         return max(groups, key=lambda of: collated(of).input_ids.numel())
 
-    def _rewarded(self, examples: Sequence[EncodedExample], texts: Sequence[str]) -> ModelAnswers:
+    def _best(self, examples: Sequence[EncodedExample], n: int) -> ModelAnswers:
+        """Return the text of the highest reward among n of each example, in place of all its samples."""
+        sampler, samples = self._sampler(0) or Sampler(self.config.seed, 0, 1.0), self.splits.spec.kind.samples
+        drawn = self._rewarded(examples, self._generated(examples, sampler, n), n)
+        best = [(row, max(range(n), key=rewards.__getitem__)) for row, rewards in enumerate(drawn.rewards)]
+        texts = [drawn.texts[row * n + text] for row, text in best for _ in range(samples)]
+        return ModelAnswers((), (), texts, [[drawn.rewards[row][text]] * samples for row, text in best])
+
+    def _sampled(
+        self, examples: Sequence[EncodedExample], step: int, group: int
+    ) -> tuple[list[EncodedExample], torch.Tensor]:
+        """Return examples whose candidates are answers drawn at temperature 1, and the rewards of these, [B, group]."""
+        sampler, drawn = Sampler(self.config.seed, step, 1.0), defaultdict[int, list[int]](list)
+
+        def choose(rows: Sequence[int], token: int, logits: torch.Tensor) -> torch.Tensor:
+            scores = sampler(rows, token, logits)
+            for row, chosen in zip(rows, scores.argmax(-1).tolist(), strict=True):
+                drawn[row].append(chosen)  # the token that ends a text included
+            return scores
+
+        rewards = self._rewarded(examples, self._generated(examples, choose, group), group).rewards
+
+        def answered(number: int, example: EncodedExample) -> EncodedExample:
+            answers = [drawn[row] for row in range(number * group, (number + 1) * group)]
+            texts = (EncodedCandidate((*example.prompt_ids, *answer), len(answer)) for answer in answers)
+            return replace(example, candidates=tuple(texts), gold=0)
+
+        return [answered(*one) for one in enumerate(examples)], torch.tensor(rewards)
+
+    def _rewarded(self, examples: Sequence[EncodedExample], texts: Sequence[str], samples: int) -> ModelAnswers:
         """Return the texts generated for examples, with their rewards if the task has any; nothing else is filled in.
 
         Raises UserError for a text without a reward, unless that counts as 0.
@@ -328,14 +375,21 @@ class Workbench:
             return ModelAnswers((), (), texts)
         if self._verifier is None:
             self._verifier = Verifier(kind.rewards, kind.seconds, kind.errors_count, self.config.members)
-        rows = [example.references[0] for example in examples for _ in range(kind.samples)]
+        rows = [example.references[0] for example in examples for _ in range(samples)]
         rewards = [self._verifier.of(row, text) for row, text in zip(rows, texts, strict=True)]
         if self._verifier.errors and self.recorder.test is None:  # later texts are generated to be measured alone
             self.recorder.measured["reward_errors"] = float(self._verifier.errors)
-        starts = range(0, len(rewards), kind.samples)
-        return ModelAnswers((), (), texts, [rewards[start : start + kind.samples] for start in starts])
+        starts = range(0, len(rewards), samples)
+        return ModelAnswers((), (), texts, [rewards[start : start + samples] for start in starts])
 
-    def _generated(self, examples: Sequence[EncodedExample], step: int = 0, points: int = 1) -> list[str]:
+    def _sampler(self, step: int) -> Choose | None:
+        """Return what draws the tokens of a step's texts; None: they are the most likely ones."""
+        temperature = self.splits.spec.kind.temperature
+        return Sampler(self.config.seed, step, temperature) if temperature else None
+
+    def _generated(
+        self, examples: Sequence[EncodedExample], choose: Choose | None, samples: int, points: int = 1
+    ) -> list[str]:
         """Generate the answers of each example in turn, up to the task's stop, or in a chat to the end of the turn.
 
         At several points, all answers of the first come first.
@@ -350,9 +404,7 @@ class Workbench:
         elif stop not in ("", "\n"):
             last = tokenizer.encode(stop, add_special_tokens=False)[-1:]
             stop_ids = [*(last if tokenizer.decode(last) == stop else []), *eos]
-        temperature = spec.kind.temperature
-        choose = Sampler(self.config.seed, step, temperature) if temperature else None
-        prompts = [list(example.prompt_ids) for example in examples for _ in range(spec.kind.samples)]
+        prompts = [list(example.prompt_ids) for example in examples for _ in range(samples)]
         texts = self.model.generate(prompts, spec.max_new_tokens, stop_ids, points=points, choose=choose)
         return texts if stop_ids is None else [cut(text, stop) for text in texts]
 

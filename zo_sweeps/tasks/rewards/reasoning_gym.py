@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from zo_sweeps.methods.reward import Reward
 
@@ -18,6 +18,7 @@ class ReasoningGym(Reward):
     Some generators score parts: one whose text contains the answer, or has a form that can be read, may be above 0.
     """
 
+    needs: ClassVar[str] = "reasoning-gym"
     examples = ((_ROW, "-4", 1.0), (_ROW, "I add: <answer>-4</answer>", 1.0), (_ROW, "<answer>4</answer>", 0.0))
 
     def of(self, row: Mapping[str, Any], text: str) -> float:
