@@ -81,6 +81,7 @@ class SharedSteps:
     forwards: int | None = None  # per step, if independent of the number of queries (the modes outer and both)
     mode: str = ""  # how points share forwards, for messages
     one_process: str = ""  # the reason why one process must evaluate all points, if there is one
+    parts: int = 1  # of the minibatch's rows, which processes can evaluate apart
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,8 @@ def _shared_steps(config: TrialConfig) -> SharedSteps | None:
     elif config.device.runs_programs:
         why = "an exported program evaluates all points of a step"
     directions = 0 if config.estimator.coordinates else config.estimator.budget
-    return SharedSteps(directions, config.evaluation.mode.forwards, config.evaluation.mode.value, why)
+    evaluation = config.evaluation
+    return SharedSteps(directions, evaluation.mode.forwards, evaluation.mode.value, why, evaluation.parts or 1)
 
 
 def _column(grid: GridConfig, cell: Cell, trial: Trial) -> str:

@@ -91,6 +91,8 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             yield f"{what}: evaluation.restore must be exact, not in_place"
         if config.update.evaluations:
             yield f"{what}, and update={config.update.name} evaluates all of them together; use update=sgd"
+        if config.evaluation.parts:
+            yield f"{what}: evaluation.parts must be null, not {config.evaluation.parts}"
     if perturbation.needs and perturbation.needs != estimator.gives:
         partners = _having(estimator.axis, lambda one: one.gives == perturbation.needs)
         yield f"perturbation={perturbation.name} goes with estimator={partners} only, not {estimator.name}"
@@ -110,6 +112,8 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             yield f"{what}: use space=full, not {space.name}"
         if estimator.owns_rows:
             yield f"{what}, and estimator={estimator.name} has one for each direction: use another estimator"
+        if config.evaluation.parts:
+            yield f"{what}, whose rows one forward must hold: evaluation.parts must be null"
     if config.evaluation.points is not None and not mode.batched:
         yield (
             f"evaluation.points={config.evaluation.points} is of modes whose forwards hold several points, not of "
@@ -143,6 +147,8 @@ def _objective(config: TrialConfig) -> Iterator[str]:
     if trained.generates and config.method.kind.estimates and config.estimator.owns_rows:
         several = f"estimator={config.estimator.name} has one for each direction"
         yield f"train.objective={trained.name} generates for one minibatch a step, and {several}"
+    if trained.generates and config.method.kind.estimates and config.evaluation.parts:
+        yield f"train.objective={trained.name} generates for all rows together: evaluation.parts must be null"
     if trained.generates and config.method.kind.estimates and config.perturbation.reads is Reads.DATA:
         yield f"train.objective={trained.name} generates, and perturbation={config.perturbation.name} reads one forward"
 

@@ -204,7 +204,7 @@ def memory_of(
     if arch is None:
         return 0, {}, 0
     train, examples = config.train, max(config.split.dev, config.split.test)
-    rows = train.batch or 1
+    rows = -(-(train.batch or 1) // ((kind.estimates and config.evaluation.parts) or 1))
     longest_row = max(CAPACITY, longest) if train.packing else longest
     together = 0 if kind.generates else min(examples, max(SCORED_TOKENS / longest, 1))
     stepped, scored = ForwardRows(rows * longest, rows), ForwardRows(together * longest, together)

@@ -17,7 +17,7 @@ import torch
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ComputedCodes, ComputedInitial, ComputedMask
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.engine.batch import Batch, collate, indices
+from zo_sweeps.engine.batch import Batch, BatchParts, collate, divided, indices
 from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.losses import Scored, forwards, score
 from zo_sweeps.engine.noise import Sampler
@@ -239,9 +239,20 @@ class Workbench:
 
     def batch(self, step: int) -> Batch:
         """Return the tensors of a step's minibatch."""
+        return self._collated(self.examples_of(step))
+
+    def minibatch(self, step: int) -> Batch | BatchParts:
+        """Return the tensors of a step's minibatch, divided as `evaluation.parts` says."""
+        examples, parts = self.examples_of(step), self.config.evaluation.parts
+        if parts is None:
+            return self._collated(examples)
+        batches = [self._collated(part) for part in divided(examples, parts)]
+        return BatchParts(batches, [self.objective.terms(batch) for batch in batches])
+
+    def _collated(self, examples: Sequence[EncodedExample]) -> Batch:
         train = self.config.train
         return collate(
-            self.examples_of(step),
+            examples,
             self.model.pad_id,
             gold_only=self.objective.gold_only,
             packed=train.packing,
@@ -254,7 +265,7 @@ class Workbench:
         if self.objective.generates:
             return partial(self.of_texts, step)
         numbers = self.config.estimator.minibatches(step)
-        found = [of_batch(self.model, self.batch(number), self.objective.loss) for number in numbers]
+        found = [of_batch(self.model, self.minibatch(number), self.objective.loss) for number in numbers]
         return found if self.config.estimator.owns_rows else found[0]
 
     def of_texts(self, step: int, points: int) -> torch.Tensor:
