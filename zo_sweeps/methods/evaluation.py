@@ -82,7 +82,7 @@ class Evaluation(Checked):
     parts: int | None = option(
         None,
         "forwards among which a minibatch's rows are divided, so that processes can share them; null: one has them all",
-        least=2,
+        least=1,
         added=True,
     )
     restore: Restore = option(

@@ -174,7 +174,7 @@ class TrialConfig:
         if kind.backpropagates:
             return 3 + kind.recomputes
         points = self.estimator.evaluations(max(trainable, 1)) + self.perturbation.evaluations(self.estimator)
-        return points + self.update.evaluations
+        return (points + self.update.evaluations) * kind.batches
 
 
 def fingerprint_texts(config: TrialConfig, known: dict[Path, str] | None = None) -> tuple[str, str]:

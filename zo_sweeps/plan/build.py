@@ -273,8 +273,8 @@ def memory_key(config: TrialConfig) -> str:
 
 
 def _shared_steps(config: TrialConfig) -> SharedSteps | None:
-    """Return how processes can share the steps of a trial; None if it has no zeroth-order steps."""
-    if not config.method.kind.estimates:
+    """Return how processes can share the steps of a trial; None if they cannot: not zeroth order, or of clients."""
+    if not config.method.kind.estimates or config.method.kind.of_clients:
         return None
     why = ""
     if config.evaluation.restore is Restore.IN_PLACE:

@@ -239,17 +239,18 @@ class Workbench:
 
     def batch(self, step: int) -> Batch:
         """Return the tensors of a step's minibatch."""
-        return self._collated(self.examples_of(step))
+        return self.collated(self.examples_of(step))
 
     def minibatch(self, step: int) -> Batch | BatchParts:
         """Return the tensors of a step's minibatch, divided as `evaluation.parts` says."""
         examples, parts = self.examples_of(step), self.config.evaluation.parts
         if parts is None:
-            return self._collated(examples)
-        batches = [self._collated(part) for part in divided(examples, parts)]
+            return self.collated(examples)
+        batches = [self.collated(part) for part in divided(examples, parts)]
         return BatchParts(batches, [self.objective.terms(batch) for batch in batches])
 
-    def _collated(self, examples: Sequence[EncodedExample]) -> Batch:
+    def collated(self, examples: Sequence[EncodedExample]) -> Batch:
+        """Return the tensors of a step's rows."""
         train = self.config.train
         return collate(
             examples,
