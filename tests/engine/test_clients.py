@@ -35,7 +35,7 @@ pytestmark = pytest.mark.unit
 STEPS, SEED, LR, EPS = 6, 5, 1e-3, 1e-3
 EXAMPLES = make_examples(24)
 DECOMFL = Federated(clients=4, present=2, local_steps=2)
-FEDKSEED = Federated(clients=4, present=2, local_steps=3, own_directions=True)
+FEDKSEED = Federated(clients=4, present=2, local_steps=4, own_directions=True)  # the last round is a half
 
 
 def minibatch(protocol: Federated, client: int, step: int) -> Any:
@@ -50,7 +50,7 @@ def made(
     model = tiny_model()
     space = FullModel(model.module)
     method = Method(estimator, directions or Gaussian(), SGD()).bind(space.params)
-    local = LocalSteps(protocol, method, model.module, space, lambda step: LR, SEED)
+    local = LocalSteps(protocol, method, model.module, space, lambda step: LR, SEED, STEPS)
     return local, lambda client, step: of_batch(model, minibatch(protocol, client, step), losses.candidates)
 
 
@@ -59,7 +59,7 @@ def run(
 ) -> tuple[list[tuple[float, ...]], list[float]]:
     """The log and the losses of the steps that are run."""
     nothing = lambda: Scores(0.0, 0.0, {})
-    events = train_in_rounds(local, gather, nothing, steps=STEPS, eval_every=STEPS, log=log)
+    events = train_in_rounds(local, gather, nothing, eval_every=STEPS, log=log)
     steps = [event for event in events if isinstance(event, StepDone)]
     return [step.coefs for step in steps], [step.loss for step in steps]
 
@@ -158,14 +158,14 @@ def test_clients_with_models_of_their_own_exchange_as_many_bytes_as_planned(
             counted.extend((len(question), len(answers[-1])))
         return [received(answer) for answer in answers], 0
 
-    for event in train_in_rounds(server, gather, lambda: Scores(0.0, 0.0, {}), steps=STEPS, eval_every=STEPS):
+    for event in train_in_rounds(server, gather, lambda: Scores(0.0, 0.0, {}), eval_every=STEPS):
         if isinstance(event, StepDone):
             log.append(event.coefs)
     assert log == simulated(*made(protocol, estimator))[0]
     of_client = len(server.points(1, 0))
     assert sum(counted) == sum(protocol.traffic(SEED, STEPS, of_client, estimator.budget))
     up, down = protocol.traffic(SEED, STEPS, of_client, estimator.budget)
-    assert up == STEPS // protocol.local_steps * protocol.present * 4 * of_client * protocol.local_steps
+    assert up == protocol.present * 4 * of_client * STEPS
     assert up + down <= 16 * protocol.clients * estimator.budget * STEPS, "16 bytes per query and client, at most"
 
     # One was present in some rounds and missed others; one joins when the run is over; both have the server's weights.
@@ -184,9 +184,9 @@ def test_clients_with_models_of_their_own_exchange_as_many_bytes_as_planned(
 def test_a_run_that_stopped_within_a_round_goes_on_with_the_same_bits(protocol: Federated) -> None:
     local, objective = made(protocol, RGE(2, EPS))
     log, _ = simulated(local, objective)
-    for done in (1, protocol.local_steps, protocol.local_steps + 1):
+    for done in (1, protocol.local_steps, protocol.local_steps + 1, STEPS):
         again, of_client = made(protocol, RGE(2, EPS))
-        whole = done // protocol.local_steps * protocol.local_steps
+        whole = done if done == STEPS else done // protocol.local_steps * protocol.local_steps
         assert simulated(again, of_client, log[:done])[0] == log[whole:]
         assert digest(again.space.params) == digest(local.space.params)
 

@@ -48,8 +48,6 @@ def test_clients_by_label_are_interrupted_within_a_round_and_go_on_with_the_same
     ("overrides", "line"),
     [
         (["estimator.q=3"], "estimator.q=2, not 3"),
-        (["train.steps=5"], "train.steps=5 is not whole rounds of method.local_steps=2"),
-        (["train.eval_every=1"], "train.eval_every=1 is not whole rounds of method.local_steps=2"),
         (["update=adam"], "takes local steps without a state: use update=sgd, not adam"),
         (["perturbation=small_weights"], "depend on the weights at its step"),
         (["estimator=es"], "estimator=es has no mean of"),

@@ -60,6 +60,7 @@ class LocalSteps:
     space: InstalledSpace
     rates: Rates
     seed: int
+    steps: int  # of the run
 
     def points(self, step: int, place: int) -> list[Point]:
         """Return the points of the round's client number `place`: all of them, or those of its own direction."""
@@ -72,19 +73,19 @@ class LocalSteps:
 
         Theta is that of the round, before and after. Cost: the forwards of K steps; for K > 1 a copy of theta.
         """
-        params, protocol = self.space.params, self.protocol
-        state, losses, kept = RunState(), [], {}
-        if protocol.local_steps > 1:
+        params, steps = self.space.params, self.protocol.round_of(first, self.steps)
+        state, kept = RunState(), {}
+        losses: list[float] = []
+        if len(steps) > 1:
             kept = {name: param.detach().clone() for name, param in params.items()}
         try:
-            for step in range(first, first + protocol.local_steps):
+            for step in steps:
                 points = self.points(step, place)
                 own = received(sent(losses_at(self.method, self.module, self.space, objective(step), points)))
                 losses += own
                 if not all(map(math.isfinite, own)):
-                    later = first + protocol.local_steps - 1 - step
-                    return [*losses, *[math.nan] * (later * len(points))]
-                if step < first + protocol.local_steps - 1:
+                    return [*losses, *[math.nan] * ((steps[-1] - step) * len(points))]
+                if step < steps[-1]:
                     estimate = self.method.estimator.combine(points, own)
                     state = self.method.move(params, estimate, state, self.rates(step))
         finally:
@@ -99,19 +100,20 @@ class LocalSteps:
         Raises DivergedError if a loss is not finite, and ValueError for a number of losses other than was asked for.
         """
         estimates, members = [], self.protocol.members(self.seed, first)
-        for k in range(self.protocol.local_steps):
+        steps = self.protocol.round_of(first, self.steps)
+        for k, step in enumerate(steps):
             each = []
             for place, (client, losses) in enumerate(zip(members, of_clients, strict=True)):
-                points = self.points(first + k, place)
-                if len(losses) != len(points) * self.protocol.local_steps:
+                points = self.points(step, place)
+                if len(losses) != len(points) * len(steps):
                     raise ValueError(f"client {client} sent {len(losses)} losses, not {len(points)} per local step")
                 own = losses[k * len(points) : (k + 1) * len(points)]
                 if not all(map(math.isfinite, own)):
                     shown = ", ".join(f"{value:.6g}" for value in own)
-                    what = f"non-finite loss at step {first + k}, seed {self.seed}, client {client}"
+                    what = f"non-finite loss at step {step}, seed {self.seed}, client {client}"
                     raise DivergedError(f"{what}: losses [{shown}]")
                 each.append(self.method.estimator.combine(points, own))
-            estimates.append(self._together(first + k, each))
+            estimates.append(self._together(step, each))
         return estimates
 
     def _together(self, step: int, each: Sequence[Estimate]) -> Estimate:
@@ -168,7 +170,6 @@ def train_in_rounds(
     gather: Callable[[int], tuple[Sequence[Sequence[float]], int]],
     evaluate_dev: Callable[[], Scores],
     *,
-    steps: int,
     eval_every: int,
     log: Sequence[Sequence[float]] = (),
     evaluated: Collection[int] = (),
@@ -180,17 +181,18 @@ def train_in_rounds(
         gather: first step of a round -> the losses of its clients, and the tokens that they forwarded. It is called
             with theta at the round's beginning.
 
-    The time of a round is spread evenly over its steps: of simulated clients, that of all of them, one after the other.
-    Raises DivergedError as `LocalSteps.estimates` does.
+    A round's time is spread evenly over its steps: of simulated clients, that of all of them, in turn. Dev is
+    scored after any step, also within a round, with the weights that the log has there. Raises
+    DivergedError as `LocalSteps.estimates` does.
     """
-    count, params, seed = local.protocol.local_steps, local.space.params, local.seed
-    whole = len(log) // count * count
+    protocol, params, steps, seed = local.protocol, local.space.params, local.steps, local.seed
+    whole = len(log) if len(log) == steps else len(log) - len(log) % protocol.local_steps
     state = rebuild(local.method, local.space, log[:whole], local.rates, seed=seed)
     due = set(evaluation_points(steps, eval_every)) - set(evaluated)
     if whole in due:
         yield evaluated_at(whole, evaluate_dev, seed)
-    for first in range(whole + 1, steps + 1, count):
-        spent, began = joules(), time.perf_counter()
+    for first in range(whole + 1, steps + 1, protocol.local_steps):
+        spent, began, count = joules(), time.perf_counter(), len(protocol.round_of(first, steps))
         losses, tokens = gather(first)
         estimates = local.estimates(first, losses)
         seconds, spent = (time.perf_counter() - began) / count, (joules() - spent) / count

@@ -133,7 +133,7 @@ def _prompt(config: TrialConfig) -> Iterator[str]:
 
 def _clients(config: TrialConfig) -> Iterator[str]:
     """Yield the problems of steps whose coefficients clients compute, each on rows of its own."""
-    kind, estimator, update, train = config.method.kind, config.estimator, config.update, config.train
+    kind, estimator, update = config.method.kind, config.estimator, config.update
     if not isinstance(kind, Federated):
         return
     what = f"method.kind={kind.name}"
@@ -153,9 +153,6 @@ def _clients(config: TrialConfig) -> Iterator[str]:
         yield f"{what} keeps its parameters: space.refresh must be 0"
     if config.evaluation.restore is Restore.IN_PLACE or config.evaluation.parts:
         yield f"{what} evaluates a client's rows at once, beside theta: leave evaluation.restore and parts out"
-    for key, steps in (("steps", train.steps), ("eval_every", train.eval_every)):
-        if steps % kind.local_steps:
-            yield f"train.{key}={steps} is not whole rounds of method.local_steps={kind.local_steps}"
     if kind.alpha is not None and (config.task.kind.predicts is not Of.LABELS or config.task.kind.own_options):
         yield f"method.alpha divides rows by label, and task {config.task.name} has no labels: leave it out"
 

@@ -24,7 +24,7 @@ class Rounds(ZerothOrderRunner):
         bench, config, kind = self.bench, self.config, self.config.method.kind
         assert isinstance(kind, Federated)
         method = method.bind(space.params)
-        local = LocalSteps(kind, method, bench.model.module, space, bench.rates(), config.seed)
+        local = LocalSteps(kind, method, bench.model.module, space, bench.rates(), config.seed, config.train.steps)
         train, size, tokens = bench.splits.train, config.train.batch, 0
         assert size is not None
         rows = shards([example.gold for example in train], kind.clients, kind.alpha, config.seed)
@@ -45,7 +45,7 @@ class Rounds(ZerothOrderRunner):
 
         directions = method.estimator.directions(method.d)
         of_client = len(local.points(1, 0))
-        rounds = config.train.steps // kind.local_steps
+        rounds = -(-config.train.steps // kind.local_steps)
         up, down = kind.traffic(config.seed, config.train.steps, of_client, directions)
         self.recorder.measured |= {
             "rounds": float(rounds),
@@ -57,7 +57,6 @@ class Rounds(ZerothOrderRunner):
             local,
             gather,
             bench.score_dev,
-            steps=config.train.steps,
             eval_every=config.train.eval_every,
             log=list(self.recorder.coefs),
             evaluated=set(self.recorder.evaluations),

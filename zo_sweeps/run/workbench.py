@@ -243,10 +243,10 @@ class Workbench:
 
     def minibatch(self, step: int) -> Batch | BatchParts:
         """Return the tensors of a step's minibatch, divided as `evaluation.parts` says."""
-        examples, parts = self.examples_of(step), self.config.evaluation.parts
+        parts = self.config.evaluation.parts
         if parts is None:
-            return self.collated(examples)
-        batches = [self.collated(part) for part in divided(examples, parts)]
+            return self.batch(step)
+        batches = [self.collated(rows) for rows in divided(self.examples_of(step), parts)]
         return BatchParts(batches, [self.objective.terms(batch) for batch in batches])
 
     def collated(self, examples: Sequence[EncodedExample]) -> Batch:

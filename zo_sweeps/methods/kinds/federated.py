@@ -53,6 +53,10 @@ class Federated(ZerothOrder):
     def batches(self) -> int:
         return 1 if self.own_directions else self.present
 
+    def round_of(self, first: int, steps: int) -> range:
+        """Return the steps of the round that begins with step `first`, of a run of so many: the last may be short."""
+        return range(first, min(first + self.local_steps, steps + 1))
+
     def members(self, seed: int, first: int) -> tuple[int, ...]:
         """Return the clients of the round that begins with step `first`, counted from 0, in ascending order."""
         if self.present == self.clients:
@@ -69,7 +73,7 @@ class Federated(ZerothOrder):
         known = [0] * self.clients  # steps of the run that a client has
         for first in range(1, steps + 1, self.local_steps):
             for client in self.members(seed, first):
-                sent += LOSS_BYTES * points * self.local_steps
+                sent += LOSS_BYTES * points * len(self.round_of(first, steps))
                 received += COEFFICIENT_BYTES * q * (first - 1 - known[client])
                 known[client] = first - 1
         return sent, received
