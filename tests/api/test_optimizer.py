@@ -293,6 +293,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such method": ({"method": "mezzo"}, r"unknown method 'mezzo'; choose from: .*; did you mean 'mezo'\?"),
     "backpropagation": ({"method": "fo_full"}, "method 'fo_full' takes no zeroth-order steps; torch.optim has"),
     "no training": ({"method": "zero_shot"}, "takes no zeroth-order steps"),
+    "rows of parts": ({"parts": 2}, "evaluation.parts is of rows; average minibatches in the closure"),
+    "rows of clients": ({"method": "decomfl"}, "'decomfl' has rows of several clients; run it as a sweep"),
     "rows of directions": ({"method": "grzo"}, "'grzo': estimator 'rge_per_row' has a minibatch for each direction"),
     "codes": ({"method": "quzo"}, "method 'quzo': space 'codes' trains integer codes; run it as a sweep$"),
     "masks": (

@@ -14,11 +14,11 @@ import torch
 
 from tests.engine.conftest import make_examples, targets, tiny_model
 from zo_sweeps.engine import losses
-from zo_sweeps.engine.batch import Batch, collate
+from zo_sweeps.engine.batch import Batch, BatchParts, collate, divided
 from zo_sweeps.engine.estimators.mezo_compat import MezoCompat
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
-from zo_sweeps.engine.evaluate import InPlace
+from zo_sweeps.engine.evaluate import InPlace, RowParts
 from zo_sweeps.engine.peers import HEAD, Follower, PeerLostError, Team, pack, pack_losses, shares, unpack
 from zo_sweeps.engine.perturbations.agzo import AGZO
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
@@ -27,7 +27,7 @@ from zo_sweeps.engine.replay import rebuild
 from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.spaces.random_subset import RandomSubset
-from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.step import Method, losses_at
 from zo_sweeps.engine.train import Scores, StepDone, of_batch, train
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.adam import Adam
@@ -63,14 +63,16 @@ def installed(space: str) -> tuple[Any, Any]:
 class Thread:
     """A follower in a thread, with a model of its own. `dies` and `slow`: at which of its answers."""
 
-    def __init__(self, method: Method, space: str, *, dies: int = 0, slow: int = 0) -> None:
+    def __init__(
+        self, method: Method, space: str, *, dies: int = 0, slow: int = 0, rows: Callable[[int], Any] = batches
+    ) -> None:
         self.asked: queue.Queue[bytes] = queue.Queue()
         self.said: queue.Queue[bytes | None] = queue.Queue()
         self.go_on = threading.Event()
         self.answers = 0
         self.lent: list[int] = []
         model, self.space = installed(space)  # not in the thread: torch's generator is seeded for it
-        objective = lambda step: of_batch(model, batches(step), losses.candidates, self.space)
+        objective = lambda step: of_batch(model, rows(step), losses.candidates, self.space)
         follower = Follower(method, model, self.space, objective, SCHEDULE, seed=SEED)
         threading.Thread(target=self._serve, args=(follower, dies, slow), daemon=True).start()
 
@@ -115,6 +117,7 @@ def run(
     team: Team | None = None,
     log: Sequence[Sequence[float]] = (),
     at: Callable = lambda n: 0,
+    rows: Callable[[int], Any] = batches,
 ) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
     """The log and the last weights. `at(step)` is called after each step."""
     model, its_space = installed(space)
@@ -123,7 +126,7 @@ def run(
         method,
         model,
         its_space,
-        batches,
+        rows,
         losses.candidates,
         SCHEDULE,
         lambda: Scores(0.0, 0.0, {}),
@@ -181,6 +184,79 @@ def test_any_number_of_peers_gives_the_bits_of_one_process(kind: str) -> None:
         assert same(shared_weights, weights)
         assert all(peer.answers == STEPS for peer in peers), "each had a share of every step"
         assert (team.lost, team.redone, team.dropped) == (0, 0, 0)
+
+
+def in_parts(count: int) -> Callable[[int], BatchParts]:
+    """The minibatches of `batches` with their rows divided."""
+
+    def rows(step: int) -> BatchParts:
+        parts = [collate(part, 0) for part in divided(EXAMPLES[step % 5 : step % 5 + 3], count)]
+        return BatchParts(parts, [part.examples for part in parts])
+
+    return rows
+
+
+DIVIDED = {
+    "full, q=1, a row each": (make(RGE(1)), "full", 3),
+    "full, conservative": (make(RGE(2), update=Conservative()), "full", 2),
+    "full, one-sided, q=2": (make(RGEOneSided(2)), "full", 2),
+    "lora_fa, both, adam": (make(RGE(2), Mode.BOTH, update=Adam()), "lora_fa", 3),
+}
+
+
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_rows_divided_among_any_number_of_peers_give_the_bits_of_one_process(kind: str) -> None:
+    method, space, parts = DIVIDED[kind]
+    rows = in_parts(parts)
+    log, weights = run(method, space, rows=rows)
+    for n in range(2, parts + 1):
+        peers = [Thread(method, space, rows=rows) for _ in range(n - 1)]
+        team = team_of(peers, method.mode)
+        shared_log, shared_weights = run(method, space, team, rows=rows)
+        assert shared_log == log
+        assert same(shared_weights, weights)
+        assert all(peer.answers == STEPS for peer in peers), "each had a share of every step"
+    _, replayed = installed(space)
+    rebuild(method, replayed, log, SCHEDULE, seed=SEED)
+    assert same(weights, dict(replayed.params))
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_the_loss_of_divided_rows_is_that_of_all_rows_within_their_rounding(parts: int) -> None:
+    """Each part's fp32 loss is off by some roundings of its forward, and their mean in fp64 by the same."""
+    method = make(RGE(1))
+    model, space = installed("full")
+    for step in (1, 4):
+        points = method.bind(space.params).estimator.points(SEED, step)
+        whole, of_parts = (
+            losses_at(method, model.module, space, of_batch(model, rows(step), losses.candidates, space), points)
+            for rows in (batches, in_parts(parts))
+        )
+        assert of_parts != whole, "other forwards, which round otherwise"
+        assert of_parts == pytest.approx(whole, rel=8 * torch.finfo(torch.float32).eps)
+
+
+def test_parts_weigh_as_many_terms_as_they_have() -> None:
+    f = RowParts([lambda points: torch.full((points,), 1.0), lambda points: torch.full((points,), 5.0)], [3, 1])
+    assert f(2).tolist() == [2.0, 2.0]
+    points = RGE(1).points(0, 1)
+    assert [point.part for point in f.divide(points)] == [0, 1, 0, 1]
+    assert f.of_divided([1.0, 5.0, 2.0, 6.0]) == [2.0, 3.0]
+    assert [list(part) for part in divided(range(7), 3)] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert [list(part) for part in divided(range(2), 3)] == [[0], [1]]
+
+
+def test_rows_of_a_lost_peer_are_evaluated_by_the_others_with_the_same_bits_and_none_is_dropped() -> None:
+    method, rows = make(RGE(1)), in_parts(3)
+    log, weights = run(method, "full", rows=rows)
+    peers = [Thread(method, "full", dies=3, rows=rows), Thread(method, "full", rows=rows)]
+    team = team_of(peers)
+    shared_log, shared_weights = run(method, "full", team, rows=rows)
+    assert shared_log == log
+    assert same(shared_weights, weights)
+    assert (team.lost, team.redone, team.dropped) == (1, 1, 0)
+    with pytest.raises(ValueError, match="rows are divided cannot be dropped"):
+        run(method, "full", team_of([Thread(method, "full", rows=rows)], drop=True), rows=rows)
 
 
 def test_followers_hold_the_leaders_weights_after_each_step() -> None:

@@ -34,6 +34,7 @@ LORA = ["method=prge", "evaluation.mode=inner", "estimator.q=4", "update.lr=0.05
 TRIALS = {
     "full": ["method=mezo", "estimator.q=3", "train.batch=4", "update.lr=1e-4", "train.steps=4"],
     "lora_fa": LORA,
+    "rows": ["method=mezo", "estimator.q=1", "train.batch=4", "evaluation.parts=2", "update.lr=1e-4", "train.steps=4"],
     "sensitive": ["method=sensitive", "space.source=task", "estimator.q=2", "update.lr=1e-3", "train.steps=3"],
 }
 
@@ -57,6 +58,15 @@ def alone() -> Callable[[str], tuple[Trial, dict[str, Any]]]:
         return done[name]
 
     return get
+
+
+def test_two_processes_that_share_the_rows_of_one_direction_give_the_result_of_one(alone: Any) -> None:
+    trial, expected = alone("rows")
+    assert trial.trial_id != make(*TRIALS["rows"], "evaluation.parts=null").trial_id, "it rounds otherwise"
+    assert processes(Executor(workers=2), trial) == 2
+    found, journal = shared(trial, 1, drop=False, kills_at=3)
+    assert measured(found, journal) == expected
+    assert (found.metrics["peers_lost"], found.metrics["directions_redone"]) == (1, 1)
 
 
 @pytest.mark.long  # the killed process below shares a trial, too
@@ -182,6 +192,16 @@ def test_ray_actors_share_a_trial_and_one_of_them_is_killed(tmp_path: Path) -> N
         (["method=prge", "estimator.q=4", "evaluation.mode=both"], Executor(workers=2), "1 forward that a step has"),
         (
             ["method=prge", "estimator.q=4", "evaluation.mode=outer"],
+            Executor(workers=2, on_lost_worker="drop"),
+            "none can be dropped",
+        ),
+        (
+            ["method=prge", "estimator.q=2", "evaluation.mode=inner", "evaluation.parts=2"],
+            Executor(workers=5),
+            "2 parts of the rows in each of the 2 directions",
+        ),
+        (
+            ["method=prge", "estimator.q=4", "evaluation.mode=inner", "evaluation.parts=2"],
             Executor(workers=2, on_lost_worker="drop"),
             "none can be dropped",
         ),

@@ -81,6 +81,7 @@ class SharedSteps:
     forwards: int | None = None  # per step, if independent of the number of queries (the modes outer and both)
     mode: str = ""  # how points share forwards, for messages
     one_process: str = ""  # the reason why one process must evaluate all points, if there is one
+    parts: int = 1  # of the minibatch's rows, which processes can evaluate apart
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,10 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "peers_lost": "of those processes",
     "directions_redone": "by other processes, because a peer was lost or slow",
     "directions_dropped": "in all attempts",
+    "rounds": "of clients",
+    "client_bytes": "that a present client sends and receives in a round, mean over rounds: losses and coefficients",
+    "client_bytes_up": "that all clients send in all rounds: losses",
+    "client_bytes_down": "that they receive: coefficients, also of rounds in which they were absent",
     "agent_bytes_down": "of the files and the journal that an agent fetched for the last attempt",
     "agent_bytes_up": "of the events that an agent sent in the last attempt",
 }

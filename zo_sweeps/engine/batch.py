@@ -18,12 +18,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from zo_sweeps.engine.packing import MULTIPLE, TextGroup, groups, pack, padded_to
+
+Row = TypeVar("Row")
 
 
 class Candidate(Protocol):
@@ -67,10 +69,34 @@ class Batch:
     def examples(self) -> int:
         return self.gold.shape[0]
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of a forward, padding included."""
+        return self.input_ids.numel()
+
     def to(self, device: torch.device) -> Batch:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()}
         return Batch(**moved)
+
+
+@dataclass(frozen=True)
+class BatchParts:
+    """A minibatch whose rows are divided among batches, and the terms of f that each has."""
+
+    batches: Sequence[Batch]
+    terms: Sequence[int]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all forwards, padding included."""
+        return sum(batch.tokens for batch in self.batches)
+
+
+def divided(rows: Sequence[Row], parts: int) -> list[Sequence[Row]]:
+    """Return the rows in `parts` parts, in order, whose lengths differ by 1 at most; in fewer if rows are fewer."""
+    count = min(parts, len(rows))
+    return [rows[len(rows) * k // count : len(rows) * (k + 1) // count] for k in range(count)]
 
 
 class _Standing(NamedTuple):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,38 @@ from zo_sweeps.methods.space import InstalledSpace
 
 Objective = Callable[[int], Tensor]  # number of row groups P -> losses [P]
 StepObjective = Objective | Sequence[Objective]  # of all points, or of each query's own
+
+
+@dataclass(frozen=True)
+class RowParts:
+    """f of a minibatch whose rows are divided among forwards: sum_k n_k f_k / sum_k n_k, in fp64 and in this order.
+
+    Args:
+        parts: f_k, the mean over the terms of each part. terms: their numbers n_k.
+    """
+
+    parts: Sequence[Objective]
+    terms: Sequence[int]
+
+    def __call__(self, points: int) -> Tensor:
+        """Return f at P points, [P] fp64."""
+        losses = [part(points).tolist() for part in self.parts]
+        return torch.tensor([self._mean(of_point) for of_point in zip(*losses, strict=True)], dtype=torch.float64)
+
+    def divide(self, points: Sequence[Point]) -> list[Point]:
+        """Return each point once for each part, which owns that part's rows."""
+        return [replace(point, part=part) for point in points for part in range(len(self.parts))]
+
+    def of_divided(self, losses: Sequence[float]) -> list[float]:
+        """Return f at points from the losses of `divide`'s: the bits of `__call__`."""
+        count = len(self.parts)
+        return [self._mean(losses[start : start + count]) for start in range(0, len(losses), count)]
+
+    def _mean(self, losses: Sequence[float]) -> float:
+        total = 0.0  # not `sum`, which newer versions of Python compensate
+        for count, loss in zip(self.terms, losses, strict=True):
+            total += count * loss
+        return total / sum(self.terms)
 
 
 def evaluate(

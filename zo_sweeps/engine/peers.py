@@ -5,7 +5,8 @@
 
 The leader combines the losses in the order of the points and logs the step; a follower arrives at the same weights, bit
 for bit, because the log is the run. A forward is never split, so that a batch has the same shape as in a run of one
-process: on machines of the same kind the result is bit-identical, however the points were divided.
+process: on machines of the same kind the result is bit-identical, however the points were divided. With
+`evaluation.parts`, a point is several: one for each part of the minibatch's rows, which a process can evaluate apart.
 
 A follower that is lost, or has not answered `patience` seconds after the leader finished its own share, is left out:
 `drop=False` reassigns its points to the remaining processes (the same result); `drop=True` takes the mean over the
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from zo_sweeps.engine.evaluate import StepObjective
+from zo_sweeps.engine.evaluate import RowParts, StepObjective
 from zo_sweeps.engine.replay import Data, replay
 from zo_sweeps.engine.step import Method, losses_at, with_bases
 from zo_sweeps.engine.types import Evaluate, LanguageModel
@@ -131,6 +132,8 @@ class Team:
         self._log.append(tuple(coefs))
 
     def losses(self, points: Sequence[Point], f: Evaluate) -> tuple[list[Point], list[float]]:
+        if self._drop and points[0].part is not None:
+            raise ValueError("a direction whose rows are divided cannot be dropped: set executor.on_lost_worker=redo")
         losses: dict[int, float] = {}
         missing = shares(points, self._mode)
         while missing:
@@ -209,8 +212,10 @@ class Follower:
                 self._method, space.params, [coefs], rates, seed=seed, state=self._state, first=self._step, data=data
             )
             self._begin()
-        points = self._method.estimator.points(seed, self._step)
         f = objective(self._step)
+        points: Sequence[Point] = self._method.estimator.points(seed, self._step)
+        if isinstance(f, RowParts):
+            points = f.divide(points)
         method = self._method.at(space.params, self._state, self._step)
         method = with_bases(method, module, space, f, seed, self._step)
         return pack_losses(losses_at(method, module, space, f, [points[i] for i in chosen]))

@@ -20,7 +20,7 @@ from itertools import groupby
 from torch import nn
 
 from zo_sweeps.engine.direction import Along, bases_of_inputs, digest_of
-from zo_sweeps.engine.evaluate import InPlace, StepObjective, evaluate
+from zo_sweeps.engine.evaluate import InPlace, RowParts, StepObjective, evaluate
 from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.rounding import LostUpdates
@@ -138,6 +138,8 @@ def step(
     f = partial(losses_at, method, module, space, noise or objective)
     if peers is None:
         losses = f(points)
+    elif isinstance(objective, RowParts):
+        losses = objective.of_divided(peers.losses(objective.divide(points), f)[1])
     else:
         points, losses = peers.losses(points, f)
     for point, loss in zip(points, losses, strict=True):
@@ -180,11 +182,18 @@ def with_bases(
 def losses_at(
     method: Method, module: nn.Module, space: InstalledSpace, objective: StepObjective, points: Sequence[Point]
 ) -> list[float]:
-    """Return f at each of a step's points, which are in the order of their queries."""
+    """Return f at each of a step's points, which are in the order of their queries; on its own rows, if it has some."""
     if method.base is not None:
         others = [point for point in points if point.scale]
         moved = iter(losses_at(replace(method, base=None), module, space, objective, others))
         return [next(moved) if point.scale else method.base for point in points]
+    if isinstance(objective, RowParts) and points[0].part is not None:
+        losses: dict[Point, float] = {}
+        for part, f in enumerate(objective.parts):
+            own = [point for point in points if point.part == part]
+            at = [replace(point, part=None) for point in own]
+            losses |= zip(own, losses_at(method, module, space, f, at), strict=True)
+        return [losses[point] for point in points]
     if not callable(objective):
         by_query = groupby(points, lambda point: point.key.query)
         parts = [losses_at(method, module, space, objective[query], [*own]) for query, own in by_query]

@@ -10,9 +10,9 @@ from functools import partial
 
 from torch import Tensor
 
-from zo_sweeps.engine.batch import Batch
+from zo_sweeps.engine.batch import Batch, BatchParts
 from zo_sweeps.engine.below import Below
-from zo_sweeps.engine.evaluate import Objective, StepObjective
+from zo_sweeps.engine.evaluate import Objective, RowParts, StepObjective
 from zo_sweeps.engine.loss_noise import LossNoise
 from zo_sweeps.engine.losses import Loss, token_logprobs
 from zo_sweeps.engine.replay import Data, rebuild
@@ -73,7 +73,7 @@ def train(
     method: Method,
     model: LanguageModel,
     space: InstalledSpace,
-    batches: Callable[[int], Batch],
+    batches: Callable[[int], Batch | BatchParts],
     loss: Loss,
     rates: Rates,
     evaluate_dev: Callable[[], Scores],
@@ -120,9 +120,10 @@ def train(
         f: StepObjective = each if method.estimator.owns_rows else each[0]
         if objective is not None:
             f = partial(objective, number)
-        noise = None
+        noise, divided = None, peers is not None and isinstance(f, RowParts)  # then none has a point's whole loss
         # An attempt's first operations may be counted. The score of a generated text is a count, and has no rounding.
-        if callable(f) and objective is None and number > len(log) + 1 and LossNoise.is_measured(number):
+        due_noise = number > len(log) + 1 and LossNoise.is_measured(number) and not divided
+        if callable(f) and objective is None and due_noise:
             noise = LossNoise(f, of_batch(model, own[0], loss, space), model.module, joules)
         measured = LostUpdates.is_measured(number) and not method.update.rounds_randomly
         lr, lost = rates(number), LostUpdates() if measured else None
@@ -131,7 +132,7 @@ def train(
         )
         if peers is not None:
             peers.tell(estimate.coefs)
-        tokens = sum(batch.input_ids.numel() for batch in own) * method.evaluations // len(own)
+        tokens = sum(batch.tokens for batch in own) * method.evaluations // len(own)
         share = math.nan if lost is None else lost.share(lr != 0 and any(weight for _, weight in estimate.terms))
         seconds, spent = time.perf_counter() - began, joules() - spent
         rounding = None
@@ -142,8 +143,10 @@ def train(
             yield evaluated_at(number, evaluate_dev, seed)
 
 
-def of_batch(model: LanguageModel, batch: Batch, loss: Loss, space: InstalledSpace) -> Objective:
+def of_batch(model: LanguageModel, batch: Batch | BatchParts, loss: Loss, space: InstalledSpace) -> Objective:
     """Return f: number of row groups P -> `loss` of the batch in each, [P], at points of a space; see `Below`."""
+    if isinstance(batch, BatchParts):
+        return RowParts([of_batch(model, part, loss, space) for part in batch.batches], batch.terms)
     below = Below(model, space, batch)
 
     def f(points: int) -> Tensor:

@@ -46,12 +46,12 @@ class Mode(str, Enum):
         return {Mode.SEQUENTIAL: 1, Mode.OUTER: q, Mode.INNER: 2, Mode.BOTH: 2 * q}[self]
 
     def groups(self, points: Sequence[Point], most: int | None = None) -> list[list[int]]:
-        """Return the indices of the points in each forward, of which `most` share one."""
+        """Return the indices of the points in each forward, of which `most` share one; all are of the same rows."""
         together: dict[object, list[int]] = {}
         for i, point in enumerate(points):
             sign = (point.scale > 0) - (point.scale < 0)
             same = {Mode.SEQUENTIAL: i, Mode.OUTER: sign, Mode.INNER: point.key, Mode.BOTH: None}[self]
-            together.setdefault(same, []).append(i)
+            together.setdefault((same, point.part), []).append(i)
         most = most or len(points)
         return [group[start : start + most] for group in together.values() for start in range(0, len(group), most)]
 
@@ -69,11 +69,21 @@ class Evaluation(Checked):
 
     `points` bounds the memory of a large q: a forward holds so many points, and a step takes more forwards. The losses
     are the same but for the rounding of products with other numbers of rows.
+
+    `parts` divides the minibatch's rows, f = sum_k n_k f_k / sum_k n_k in fp64 for parts k with n_k terms of f (see
+    `zo_sweeps.methods.objective`): data-parallel steps, which have the same bits in any number of processes. From the
+    loss of all rows in one forward, f differs by the rounding of products with other numbers of rows.
     """
 
     mode: Mode = option(Mode.SEQUENTIAL, "which points share a forward: sequential, outer, inner or both")
     points: int | None = option(
         None, "most points in one forward of a batched mode; null: all that the mode says", least=1, added=True
+    )
+    parts: int | None = option(
+        None,
+        "forwards among which a minibatch's rows are divided, so that processes can share them; null: one has them all",
+        least=1,
+        added=True,
     )
     restore: Restore = option(
         Restore.EXACT, "exact: theta is never modified; in_place: perturbed and restored, drift recorded"

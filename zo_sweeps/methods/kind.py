@@ -35,6 +35,7 @@ class Kind(Definition):
     backpropagates: ClassVar[bool] = False
     causal_only: ClassVar[str] = ""  # its name in messages, if a masked model cannot do it
     generates: ClassVar[bool] = False
+    of_clients: ClassVar[bool] = False  # its rows are divided among clients, which take steps of their own
     resumes: ClassVar[bool] = False  # a further attempt continues after the last recorded step
     parts: ClassVar[tuple[str, ...]] = ()  # parts of the configuration that it uses, besides those used by every kind
 
@@ -46,6 +47,11 @@ class Kind(Definition):
     def installed_tools(cls) -> dict[str, str]:
         """Return the versions of those of its tools that are installed here. Cost: a millisecond."""
         return {name: version for name in cls.tools if (version := version_of(name))}
+
+    @property
+    def batches(self) -> int:
+        """Minibatches at which f is evaluated at each point of a step."""
+        return 1
 
     @property
     def new_tokens(self) -> int:

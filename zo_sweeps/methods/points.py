@@ -73,10 +73,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Point:
-    """A point at which f is evaluated: theta + scale * z(key). `scale` is +eps or -eps; 0 is theta itself."""
+    """A point at which f is evaluated: theta + scale * z(key). `scale` is +eps or -eps; 0 is theta itself.
+
+    `part` is the part of the minibatch's rows that it owns (see `Evaluation.parts`); None: all of them.
+    """
 
     key: NoiseKey
     scale: float
+    part: int | None = None
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ class TrialConfig:
         if kind.backpropagates:
             return (3 + kind.recomputes) * max(kind.answers, 1)
         points = self.estimator.evaluations(max(trainable, 1)) + self.perturbation.evaluations(self.estimator)
-        return points + self.update.evaluations
+        return (points + self.update.evaluations) * kind.batches
 
     def shared_blocks(self, arch: Arch) -> int:
         """Count the blocks whose forward the points of a step share: they run once per minibatch.

@@ -273,8 +273,8 @@ def memory_key(config: TrialConfig) -> str:
 
 
 def _shared_steps(config: TrialConfig) -> SharedSteps | None:
-    """Return how processes can share the steps of a trial; None if it has no zeroth-order steps."""
-    if not config.method.kind.estimates:
+    """Return how processes can share the steps of a trial; None if they cannot: not zeroth order, or of clients."""
+    if not config.method.kind.estimates or config.method.kind.of_clients:
         return None
     why = ""
     if config.evaluation.restore is Restore.IN_PLACE:
@@ -282,7 +282,8 @@ def _shared_steps(config: TrialConfig) -> SharedSteps | None:
     elif config.device.runs_programs:
         why = "an exported program evaluates all points of a step"
     directions = 0 if config.estimator.coordinates else config.estimator.budget
-    return SharedSteps(directions, config.evaluation.mode.forwards, config.evaluation.mode.value, why)
+    evaluation = config.evaluation
+    return SharedSteps(directions, evaluation.mode.forwards, evaluation.mode.value, why, evaluation.parts or 1)
 
 
 def _column(grid: GridConfig, cell: Cell, trial: Trial) -> str:

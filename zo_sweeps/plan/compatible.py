@@ -11,6 +11,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.metric import Of
 from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.perturbation import Reads
@@ -31,7 +32,7 @@ def incompatible(config: TrialConfig) -> list[str]:
     """Return every reason why a configuration cannot run on any machine."""
     if (wrong := [*_circuit(config)]) or not config.method.kind.of_model:
         return wrong
-    rules = (_prompt, _estimation, _objective, _measuring, _training, _codes, _theta, _halving)
+    rules = (_prompt, _estimation, _clients, _objective, _measuring, _training, _codes, _theta, _halving)
     return [*chain.from_iterable(rule(config) for rule in rules)]
 
 
@@ -92,6 +93,8 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             yield f"{what}: evaluation.restore must be exact, not in_place"
         if config.update.evaluations:
             yield f"{what}, and update={config.update.name} evaluates all of them together; use update=sgd"
+        if config.evaluation.parts:
+            yield f"{what}: evaluation.parts must be null, not {config.evaluation.parts}"
     if perturbation.needs and perturbation.needs != estimator.gives:
         partners = _having(estimator.axis, lambda one: one.gives == perturbation.needs)
         yield f"perturbation={perturbation.name} goes with estimator={partners} only, not {estimator.name}"
@@ -111,6 +114,8 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             yield f"{what}: use space=full, not {space.name}"
         if estimator.owns_rows:
             yield f"{what}, and estimator={estimator.name} has one for each direction: use another estimator"
+        if config.evaluation.parts:
+            yield f"{what}, whose rows one forward must hold: evaluation.parts must be null"
     if config.evaluation.points is not None and not mode.batched:
         yield (
             f"evaluation.points={config.evaluation.points} is of modes whose forwards hold several points, not of "
@@ -124,6 +129,32 @@ def _prompt(config: TrialConfig) -> Iterator[str]:
     """Yield the problem of a system text that no chat begins with."""
     if config.prompt.system and config.prompt.name != CHAT:
         yield f"prompt.system is a turn of a chat: use prompt={CHAT}, not {config.prompt.name}"
+
+
+def _clients(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of steps whose coefficients clients compute, each on rows of its own."""
+    kind, estimator, update = config.method.kind, config.estimator, config.update
+    if not isinstance(kind, Federated):
+        return
+    what = f"method.kind={kind.name}"
+    if kind.own_directions and estimator.budget != kind.present:
+        yield (
+            f"method.own_directions gives each of method.present={kind.present} clients a direction: "
+            f"estimator.q={kind.present}, not {estimator.budget}"
+        )
+    if estimator.curvature is None or estimator.gives or estimator.owns_rows or estimator.coordinates:
+        yield f"{what} averages coefficients, which estimator={estimator.name} has no mean of; use estimator=rge"
+    if update.state_copies or update.evaluations or update.draws_again:
+        yield f"{what} takes local steps without a state: use update=sgd, not {update.name}"
+    if config.perturbation.reads is not Reads.NOISE:
+        name, reads = config.perturbation.name, config.perturbation.reads.value
+        yield f"{what}: directions of perturbation={name} depend on {reads}; use perturbation=gaussian"
+    if config.space.renewed_every:
+        yield f"{what} keeps its parameters: space.refresh must be 0"
+    if config.evaluation.restore is Restore.IN_PLACE or config.evaluation.parts:
+        yield f"{what} evaluates a client's rows at once, beside theta: leave evaluation.restore and parts out"
+    if kind.alpha is not None and (config.task.kind.predicts is not Of.LABELS or config.task.kind.own_options):
+        yield f"method.alpha divides rows by label, and task {config.task.name} has no labels: leave it out"
 
 
 def _objective(config: TrialConfig) -> Iterator[str]:
@@ -150,6 +181,10 @@ def _objective(config: TrialConfig) -> Iterator[str]:
     if trained.generates and config.method.kind.estimates and config.estimator.owns_rows:
         several = f"estimator={config.estimator.name} has one for each direction"
         yield f"train.objective={trained.name} generates for one minibatch a step, and {several}"
+    if trained.generates and config.method.kind.of_clients:
+        yield f"train.objective={trained.name} generates, and clients compute losses of given answers: leave it out"
+    if trained.generates and config.method.kind.estimates and config.evaluation.parts:
+        yield f"train.objective={trained.name} generates for all rows together: evaluation.parts must be null"
     if trained.generates and config.method.kind.estimates and config.perturbation.reads is Reads.DATA:
         yield f"train.objective={trained.name} generates, and perturbation={config.perturbation.name} reads one forward"
 

@@ -208,7 +208,8 @@ def memory_of(
     if arch is None:
         return 0, {}, 0
     train, examples = config.train, max(config.split.dev, config.split.test)
-    rows, sampled = (train.batch or 1) * max(kind.answers, 1), config.task.max_new_tokens if kind.answers else 0
+    rows = -(-(train.batch or 1) // ((kind.estimates and config.evaluation.parts) or 1)) * max(kind.answers, 1)
+    sampled = config.task.max_new_tokens if kind.answers else 0
     longest_row = max(CAPACITY, longest) if train.packing else longest
     together = 0 if kind.generates else min(examples, max(SCORED_TOKENS / longest, 1))
     stepped, scored = ForwardRows(rows * (longest + sampled), rows), ForwardRows(together * longest, together)

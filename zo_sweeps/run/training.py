@@ -90,7 +90,7 @@ class ZerothOrderRunner(Runner):
             method,
             bench.model,
             space,
-            bench.batch,
+            bench.minibatch,
             bench.objective.loss,
             bench.rates(),
             bench.score_dev,

@@ -18,7 +18,7 @@ import torch
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ComputedCodes, ComputedInitial, ComputedMask
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.engine.batch import Batch, collate, indices
+from zo_sweeps.engine.batch import Batch, BatchParts, collate, divided, indices
 from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.losses import Scored, forwards, score
 from zo_sweeps.engine.noise import Sampler
@@ -247,18 +247,31 @@ class Workbench:
 
     def batch(self, step: int) -> Batch:
         """Return the tensors of a step's minibatch: of right answers, or of those that a policy gradient samples."""
-        train, examples, rewards = self.config.train, self.examples_of(step), None
-        if group := self.config.method.kind.answers:
-            examples, rewards = self._sampled(examples, step, group)
-        batch = collate(
+        examples, group = self.examples_of(step), self.config.method.kind.answers
+        if not group:
+            return self.collated(examples)
+        examples, rewards = self._sampled(examples, step, group)
+        return replace(self.collated(examples, gold_only=False), rewards=rewards.to(self.device))
+
+    def minibatch(self, step: int) -> Batch | BatchParts:
+        """Return the tensors of a step's minibatch, divided as `evaluation.parts` says."""
+        parts = self.config.evaluation.parts
+        if parts is None:
+            return self.batch(step)
+        batches = [self.collated(rows) for rows in divided(self.examples_of(step), parts)]
+        return BatchParts(batches, [self.objective.terms(batch) for batch in batches])
+
+    def collated(self, examples: Sequence[EncodedExample], *, gold_only: bool = True) -> Batch:
+        """Return the tensors of a step's rows; gold_only: with right answers alone, if the objective needs no more."""
+        train = self.config.train
+        return collate(
             examples,
             self.model.pad_id,
-            gold_only=self.objective.gold_only and not group,
+            gold_only=self.objective.gold_only and gold_only,
             packed=train.packing,
             shared=self.config.prompt.shared,
             every_position=train.logits == "all",
-        )
-        return replace(batch, rewards=rewards).to(self.device)
+        ).to(self.device)
 
     def losses(self, space: InstalledSpace) -> Callable[[int], StepObjective]:
         """Return step -> f of its minibatch: points of the space -> losses; of each direction's, if they own rows."""
@@ -267,7 +280,7 @@ class Workbench:
             if self.objective.generates:
                 return partial(self.of_texts, step)
             numbers = self.config.estimator.minibatches(step)
-            each = [of_batch(self.model, self.batch(number), self.objective.loss, space) for number in numbers]
+            each = [of_batch(self.model, self.minibatch(number), self.objective.loss, space) for number in numbers]
             return each if self.config.estimator.owns_rows else each[0]
 
         return of_step

@@ -278,16 +278,26 @@ def must_share(options: Executor, trials: Iterable[Trial]) -> None:
                 where=where,
                 fix="executor.workers=1",
             )
+        rows = f"{shared.parts} parts of the rows in each of the " if shared.parts > 1 else ""
         if shared.forwards:
-            most = shared.forwards
-            what = f"{most} forward{'s' * (most > 1)} that a step has with evaluation.mode={shared.mode}"
+            count, most = shared.forwards, shared.forwards * shared.parts
+            what = f"{count} forward{'s' * (count > 1)} that a step has with evaluation.mode={shared.mode}"
             fix = f"evaluation.mode=inner, or executor.workers={most}"
         else:
-            most = shared.directions or options.workers  # coordinate-wise: as many as there are parameters
-            what = f"{most} direction{'s' * (most > 1)} of a step"
-            fix = f"executor.workers={most} or less, or estimator.q={options.workers} or more"
+            count = shared.directions or options.workers  # coordinate-wise: as many as there are parameters
+            most = count * shared.parts
+            what = f"{count} direction{'s' * (count > 1)} of a step"
+            fix = f"executor.workers={most} or less, or estimator.q={-(-options.workers // shared.parts)} or more"
         if options.workers > most:
-            raise UserError(f"more processes than the {what}: {trial.label or trial.trial_id}", where=where, fix=fix)
+            what = f"more processes than the {rows}{what}: {trial.label or trial.trial_id}"
+            raise UserError(what, where=where, fix=fix)
+        if rows and options.on_lost_worker == "drop":
+            raise UserError(
+                f"with evaluation.parts={shared.parts} a process holds a part of a direction's rows, so that none can "
+                "be dropped",
+                where="executor.on_lost_worker",
+                fix="executor.on_lost_worker=redo",
+            )
         if shared.forwards and options.on_lost_worker == "drop":
             raise UserError(
                 f"with evaluation.mode={shared.mode} a process holds one sign of every direction, so that none can be "

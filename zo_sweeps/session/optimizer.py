@@ -352,6 +352,8 @@ def _more_than_a_closure(config: TrialConfig) -> list[str]:
         f"space {space.name!r} replaces its parameters; leave out refresh": space.renewed_every,
         f"space {space.name!r} trains {space.theta.value}; run it as a sweep": space.theta is not Theta.FLOATS,
         f"estimator {estimator.name!r} has a minibatch for each direction; run it as a sweep": estimator.owns_rows,
+        "evaluation.parts is of rows; average minibatches in the closure": config.evaluation.parts is not None,
+        f"method {config.method.name!r} has rows of several clients; run it as a sweep": config.method.kind.of_clients,
         "wrap the optimizer in a torch.optim.lr_scheduler": config.update.schedule != Schedule.read("constant"),
     }
     return [reason for reason, holds in reasons.items() if holds]

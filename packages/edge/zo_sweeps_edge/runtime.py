@@ -81,6 +81,8 @@ class ExecuTorch(Runtime):
             yield f"evaluation.restore=in_place {CANNOT}: a program leaves theta as it is; use evaluation.restore=exact"
         if config.evaluation.points is not None:
             yield f"evaluation.points {CANNOT}: its calls hold the points that evaluation.mode says; leave it out"
+        if config.evaluation.parts is not None:
+            yield f"evaluation.parts {CANNOT}: its calls hold all rows of a minibatch; leave it out"
         device, precision, space = config.device, config.precision, config.space
         if precision.rounds_activations and space.multiplies_others:
             parts = f"space={space.name} over precision={precision.name}"

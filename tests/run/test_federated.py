@@ -1,0 +1,62 @@
+"""Federated trials: one client is a trial of MeZO; interrupted ones go on; settings that do not go together."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.run.common import make, measured, run
+from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import ScoredTest, only
+from zo_sweeps.core.trial import TrialState
+from zo_sweeps.methods.executor import Executor
+from zo_sweeps.schedule.placement import processes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TRAIN = ["update.lr=1e-3", "train.batch=4", "train.steps=4", "train.eval_every=2"]
+MEZO = ["method=mezo", "estimator.q=2", *TRAIN]
+ONE = ["method=decomfl", "estimator=rge", "estimator.q=2", "method.clients=1", "method.present=1", *TRAIN]
+KSEED = [
+    "method=fedkseed", "method.clients=4", "method.present=2", "method.local_steps=2", "estimator.q=2",
+    "method.alpha=0.5", *TRAIN,
+]  # fmt: skip
+
+
+def test_one_client_has_the_result_of_mezo_and_other_bytes() -> None:
+    alone, federated = run(make(*MEZO)), run(make(*ONE))
+    assert measured(*federated) == measured(*alone)
+    weights = [only(ScoredTest, journal)[0].weights for _, journal in (alone, federated)]
+    assert weights[0] == weights[1]
+    metrics = federated[0].metrics
+    # 4 rounds of 4 points; coefficients of 3 steps, of 2 directions
+    assert (metrics["rounds"], metrics["client_bytes_up"], metrics["client_bytes_down"]) == (4, 4 * 4 * 4, 3 * 2 * 8)
+    assert metrics["client_bytes"] == (64 + 48) / 4
+
+
+def test_clients_by_label_are_interrupted_within_a_round_and_go_on_with_the_same_bits() -> None:
+    trial = make(*KSEED)
+    assert processes(Executor(workers=2), trial) == 1
+    whole = run(trial)
+    assert whole[0].state is TrialState.SUCCEEDED, whole[0].error
+    asked = iter([False, False, False, True])
+    stopped, journal = run(trial, stop=lambda: next(asked))
+    assert (stopped.state, stopped.steps_done) == (TrialState.CANCELLED, 3)
+    assert measured(*run(trial, journal, attempt=2)) == measured(*whole)
+    assert make(*KSEED, "method.alpha=1").trial_id != trial.trial_id
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["estimator.q=3"], "estimator.q=2, not 3"),
+        (["update=adam"], "takes local steps without a state: use update=sgd, not adam"),
+        (["perturbation=small_weights"], "depend on the weights at its step"),
+        (["estimator=es"], "estimator=es has no mean of"),
+        (["evaluation.restore=in_place"], "leave evaluation.restore and parts out"),
+        (["method.present=9"], "method.present=9 of method.clients=4"),
+        (["task=copa"], "task copa has no labels"),
+    ],
+)
+def test_what_clients_cannot_do_is_refused_in_one_line(overrides: list[str], line: str) -> None:
+    with pytest.raises(UserError) as raised:
+        make(*KSEED, *overrides)
+    assert line in str(raised.value)

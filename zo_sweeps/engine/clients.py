@@ -1,0 +1,209 @@
+"""Rounds of training over clients that keep their rows: what they send is losses, what they receive is the log.
+
+    server -> client   the coefficients of all steps that it has not applied yet, 8 bytes each
+    client -> server   f at its points in each of the round's K local steps, 4 bytes each
+
+The server makes of the losses the coefficients of K steps of the run (see `zo_sweeps.methods.kinds.federated`), which
+are its log: a client that missed any number of rounds, or joins late, has the others' weights to the bit once it has
+replayed their coefficients. Nobody sends rows, gradients or weights.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.replay import rebuild, replay
+from zo_sweeps.engine.rounding import LostUpdates
+from zo_sweeps.engine.step import Method, RunState, losses_at
+from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points, no_joules
+from zo_sweeps.engine.types import DivergedError
+from zo_sweeps.methods.kinds.federated import Federated
+from zo_sweeps.methods.points import Estimate, Point
+from zo_sweeps.methods.schedule import Rates
+from zo_sweeps.methods.space import InstalledSpace
+
+OfStep = Callable[[int], Objective]  # step of the run -> f of a client's minibatch
+
+
+def sent(losses: Sequence[float]) -> bytes:
+    """Encode a client's losses, of one local step after the other."""
+    return struct.pack(f"<{len(losses)}f", *losses)
+
+
+def received(message: bytes) -> list[float]:
+    """Decode a client's losses. Raises ValueError for another length than of whole numbers."""
+    if len(message) % 4:
+        raise ValueError(f"{len(message)} bytes are no losses")
+    return list(struct.unpack(f"<{len(message) // 4}f", message))
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """What a client computes in a round, from the round's theta, and what the server makes of it.
+
+    Args:
+        method: bound to the space's parameters; its update and its directions have no state.
+    """
+
+    protocol: Federated
+    method: Method
+    module: nn.Module
+    space: InstalledSpace
+    rates: Rates
+    seed: int
+    steps: int  # of the run
+
+    def points(self, step: int, place: int) -> list[Point]:
+        """Return the points of the round's client number `place`: all of them, or those of its own direction."""
+        points = self.method.estimator.points(self.seed, step)
+        own = self.protocol.own_directions
+        return [point for point in points if not own or point.key.query == place or not point.scale]
+
+    def losses(self, objective: OfStep, first: int, place: int) -> list[float]:
+        """Return f at the client's points in each step of the round that begins with step `first`, as they are sent.
+
+        Theta is that of the round, before and after. Cost: the forwards of K steps; for K > 1 a copy of theta.
+        """
+        params, steps = self.space.params, self.protocol.round_of(first, self.steps)
+        state, kept = RunState(), {}
+        losses: list[float] = []
+        if len(steps) > 1:
+            kept = {name: param.detach().clone() for name, param in params.items()}
+        try:
+            for step in steps:
+                points = self.points(step, place)
+                own = received(sent(losses_at(self.method, self.module, self.space, objective(step), points)))
+                losses += own
+                if not all(map(math.isfinite, own)):
+                    return [*losses, *[math.nan] * ((steps[-1] - step) * len(points))]
+                if step < steps[-1]:
+                    estimate = self.method.estimator.combine(points, own)
+                    state = self.method.move(params, estimate, state, self.rates(step))
+        finally:
+            with torch.no_grad():
+                for name, value in kept.items():
+                    params[name].copy_(value)
+        return losses
+
+    def estimates(self, first: int, of_clients: Sequence[Sequence[float]]) -> list[Estimate]:
+        """Return the estimates of the round's steps from the losses of its clients, in the order of `members`.
+
+        Raises DivergedError if a loss is not finite, and ValueError for a number of losses other than was asked for.
+        """
+        estimates, members = [], self.protocol.members(self.seed, first)
+        steps = self.protocol.round_of(first, self.steps)
+        for k, step in enumerate(steps):
+            each = []
+            for place, (client, losses) in enumerate(zip(members, of_clients, strict=True)):
+                points = self.points(step, place)
+                if len(losses) != len(points) * len(steps):
+                    raise ValueError(f"client {client} sent {len(losses)} losses, not {len(points)} per local step")
+                own = losses[k * len(points) : (k + 1) * len(points)]
+                if not all(map(math.isfinite, own)):
+                    shown = ", ".join(f"{value:.6g}" for value in own)
+                    what = f"non-finite loss at step {step}, seed {self.seed}, client {client}"
+                    raise DivergedError(f"{what}: losses [{shown}]")
+                each.append(self.method.estimator.combine(points, own))
+            estimates.append(self._together(step, each))
+        return estimates
+
+    def _together(self, step: int, each: Sequence[Estimate]) -> Estimate:
+        loss = _mean([estimate.loss for estimate in each])
+        if self.protocol.own_directions:
+            coefs = [estimate.coefs[place] for place, estimate in enumerate(each)]
+        else:
+            coefs = [_mean(of_query) for of_query in zip(*(estimate.coefs for estimate in each), strict=True)]
+        return Estimate.mean(self.seed, step, coefs, loss)
+
+    def apply(self, log: Sequence[Sequence[float]], first: int) -> None:
+        """Move theta by the steps first, first + 1, ... of the run's log."""
+        replay(self.method, self.space.params, log, self.rates, seed=self.seed, first=first)
+
+
+def _mean(values: Sequence[float]) -> float:
+    total = 0.0  # not `sum`, which newer versions of Python compensate
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+class Client:
+    """A client with a model and rows of its own, at the run's initial weights until it has answered."""
+
+    def __init__(self, local: LocalSteps, number: int, objective: OfStep) -> None:
+        self._local, self._number, self._objective = local, number, objective
+        self._width = local.method.estimator.directions(local.method.d)
+        self.done = 0  # steps of the run that it has applied
+
+    def catch_up(self, message: bytes) -> None:
+        """Apply the steps that a message has, none of which it has yet. Raises ValueError for a part of a step."""
+        count, left = divmod(len(message), 8 * self._width)
+        if left:
+            raise ValueError(f"{len(message)} bytes are no whole steps of {self._width} coefficients")
+        log = [struct.unpack_from(f"<{self._width}d", message, 8 * self._width * i) for i in range(count)]
+        self._local.apply(log, self.done + 1)
+        self.done += count
+
+    def answer(self, message: bytes) -> bytes:
+        """Apply the steps before a round, and return the losses of the client's steps in it.
+
+        Raises ValueError if the round is not one of the client's.
+        """
+        self.catch_up(message)
+        members = self._local.protocol.members(self._local.seed, self.done + 1)
+        if self._number not in members:
+            raise ValueError(f"client {self._number} has no part in the round of step {self.done + 1}")
+        return sent(self._local.losses(self._objective, self.done + 1, members.index(self._number)))
+
+
+def train_in_rounds(
+    local: LocalSteps,
+    gather: Callable[[int], tuple[Sequence[Sequence[float]], int]],
+    evaluate_dev: Callable[[], Scores],
+    *,
+    eval_every: int,
+    log: Sequence[Sequence[float]] = (),
+    evaluated: Collection[int] = (),
+    joules: Callable[[], float] = no_joules,
+) -> Iterator[StepDone | Evaluated]:
+    """Run the rounds after those that `log` has whole, as `train` runs steps.
+
+    Args:
+        gather: first step of a round -> the losses of its clients, and the tokens that they forwarded. It is called
+            with theta at the round's beginning.
+
+    A round's time is spread evenly over its steps: of simulated clients, that of all of them, in turn. Dev is
+    scored after any step, also within a round, with the weights that the log has there. Raises
+    DivergedError as `LocalSteps.estimates` does.
+    """
+    protocol, params, steps, seed = local.protocol, local.space.params, local.steps, local.seed
+    whole = len(log) if len(log) == steps else len(log) - len(log) % protocol.local_steps
+    state = rebuild(local.method, local.space, log[:whole], local.rates, seed=seed)
+    due = set(evaluation_points(steps, eval_every)) - set(evaluated)
+    if whole in due:
+        yield evaluated_at(whole, evaluate_dev, seed)
+    for first in range(whole + 1, steps + 1, protocol.local_steps):
+        spent, began, count = joules(), time.perf_counter(), len(protocol.round_of(first, steps))
+        losses, tokens = gather(first)
+        estimates = local.estimates(first, losses)
+        seconds, spent = (time.perf_counter() - began) / count, (joules() - spent) / count
+        for number, estimate in enumerate(estimates, start=first):
+            began, lr = time.perf_counter(), local.rates(number)
+            measured = LostUpdates.is_measured(number) and not local.method.update.rounds_randomly
+            lost = LostUpdates() if measured else None
+            with lost.around(params) if lost is not None else nullcontext():
+                state = local.method.move(params, estimate, state, lr)
+            share = math.nan if lost is None else lost.share(lr != 0 and any(weight for _, weight in estimate.terms))
+            took = seconds + time.perf_counter() - began
+            yield StepDone(number, estimate.loss, estimate.coefs, took, tokens // count, share, spent)
+            if number in due:
+                yield evaluated_at(number, evaluate_dev, seed)
