@@ -239,6 +239,7 @@ def wait_for(run: Run, done: object, seconds: float = 240.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.multiprocess
 def test_a_process_of_a_terminal_is_known_by_its_lock(run: Run) -> None:
     program = "import sys, time; from pathlib import Path; from zo_sweeps.schedule.ledger import Ledger\n"

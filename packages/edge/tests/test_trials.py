@@ -34,6 +34,7 @@ ANYWHERE = "device=auto"  # a device that is named would be part of the trial's 
 THETA, EPS = "theta_difference", 1e-2
 
 
+@pytest.mark.long
 def test_sixty_steps_have_the_losses_of_the_engine() -> None:
     """A loss rounds differently by delta, a gradient by delta / eps, and theta moves apart by lr * that, step by step.
 
