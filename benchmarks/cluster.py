@@ -1,4 +1,6 @@
-"""Cluster benchmarks: scheduling overhead, time to recover a lost trial, start-up of a sweep of 10,000 trials."""
+"""Cluster benchmarks: scheduling overhead, time to recover a lost trial, the driver of thousands of running trials,
+and the commands on a sweep of 10,000 trials.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ import yaml
 
 from benchmarks.idle_trials import TARGET, trials
 from benchmarks.raylets import Cluster, Raylet, cluster, wait_for
+from benchmarks.simulated_slots import SimulatedSlots
 from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.core.events import End, Event, Start, Steps, only
+from zo_sweeps.core.events import End, Event, ScoredDev, Start, Steps, only
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.plan.build import build
@@ -33,10 +36,13 @@ from zo_sweeps.schedule.backend import Backend
 from zo_sweeps.schedule.cluster import environment
 from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import Ledger
-from zo_sweeps.schedule.snapshot import Snapshot, Watch
+from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
+from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Watch
+from zo_sweeps.schedule.spending import Caps
 from zo_sweeps.schedule.sweep import Sweep
 
 MANY = 10_000
+RUNNING = (100, 300, 1000, 2000)  # trials at a time
 WARM_UP = 20  # trials not timed, while processes start
 GRID: dict[str, Any] = {  # MANY trials of the demo model
     "name": "many",
@@ -53,6 +59,8 @@ def rows(rounds: int) -> Iterator[RatioRow]:
     with tempfile.TemporaryDirectory() as folder:
         yield overhead(Path(folder) / "overhead")
         yield from losses(Path(folder))
+        for running in RUNNING:
+            yield reports(Path(folder) / f"running_{running}", running)
         yield from many(Path(folder) / "many")
         yield points(Path(folder) / "points")
 
@@ -100,8 +108,25 @@ def _loss(folder: Path, nodes: Cluster, blow: Callable[[Raylet], None]) -> float
     return _starts(store, trial)[1].time - began[0]
 
 
+def reports(folder: Path, running: int, steps: int = 5) -> RatioRow:
+    """Measure the driver's CPU per report, with simulated slots whose trials report step after step."""
+    cpu: list[float] = []
+
+    def around(deliveries: Iterator[None]) -> None:
+        begin = time.process_time()
+        for _ in deliveries:
+            pass
+        cpu.append((time.process_time() - begin) / running * 1000)
+
+    _sweep(folder, list(trials(running, steps=steps)), SimulatedSlots(running, around), LiveFile(folder).update)
+    _, *of_steps, of_end = cpu
+    detail = {"ms per end": of_end, "load": round(os.getloadavg()[0], 1)}
+    name = f"CPU of the driver per report, {running:,} trials running"
+    return RatioRow(name, sum(of_steps) / len(of_steps), "ms", 0.5, 0.25, "a line of a journal", detail)
+
+
 def many(folder: Path) -> Iterator[RatioRow]:
-    """Start a sweep of MANY trials as a user does; then time `status` and `table` with all trials ended."""
+    """Start a sweep of MANY trials as a user does; then time the commands on it with all trials ended."""
     conf, state = folder / "conf", folder / "state"
     (conf / "grid").mkdir(parents=True)
     (conf / "grid" / "many.yaml").write_text("# @package grid\n" + yaml.safe_dump(GRID))
@@ -120,20 +145,25 @@ def many(folder: Path) -> Iterator[RatioRow]:
     yield RatioRow(f"from the command to the first trial of {MANY:,}", first, "s", 60, 30, "plan, Ray, torch")
     yield RatioRow(f"memory of the driver of {MANY:,} trials", memory, "MiB", 1024, 512, "the plan")
     _finish_all(state, [grid[0], grid[-1]], conf)
-    for name in ("status", "table"):
+    for name in ("plan", "status", "table", "report"):
         begin = time.perf_counter()
-        subprocess.run([*command, name, *grid], stdout=subprocess.DEVNULL, check=True, cwd=folder)
-        seconds = time.perf_counter() - begin
-        yield RatioRow(f"`{name}` of {MANY:,} finished trials", seconds, "s", 30, 10, "planning them")
+        process = subprocess.Popen([*command, name, *grid], stdout=subprocess.DEVNULL, cwd=folder)
+        _, status, used = os.wait4(process.pid, 0)
+        assert status == 0, name
+        seconds, cpu = time.perf_counter() - begin, used.ru_utime + used.ru_stime
+        detail = {"CPU s": round(cpu, 2), "MiB": used.ru_maxrss // 1024, "load": round(os.getloadavg()[0], 1)}
+        yield RatioRow(f"`{name}` of {MANY:,} finished trials", seconds, "s", 30, 10, "planning them", detail)
 
 
 def _finish_all(state: Path, overrides: list[str], conf: Path) -> None:
-    """Mark every trial of the sweep as succeeded in its ledger."""
-    with Ledger(state) as ledger:
-        for number, trial_id in enumerate(build(Composer(overrides, [str(conf)])).every):
-            value = number % 97 / 97
-            metrics = {"dev/metric": value, "dev/loss": 1 - value, "test/metric": value}
-            ledger.write(trial_id, TrialState.SUCCEEDED, outcome=Outcome(trial_id, TrialState.SUCCEEDED, metrics))
+    """Write a journal of every trial of the sweep, and mark it as succeeded in the ledger."""
+    with contextlib.closing(JournalStore(state)) as store, Ledger(state) as ledger:
+        for number, trial in enumerate(build(Composer(overrides, [str(conf)])).every.values()):
+            store.set_aside(trial.trial_id)  # of those that have begun
+            *events, end = _journal(trial, number % 97 / 97)
+            store.append(trial.trial_id, [*events, end])
+            assert isinstance(end, End)
+            ledger.write(trial.trial_id, TrialState.SUCCEEDED, outcome=end.outcome)
 
 
 def points(folder: Path, count: int = 32, steps: int = 1000) -> RatioRow:
@@ -157,13 +187,18 @@ def points(folder: Path, count: int = 32, steps: int = 1000) -> RatioRow:
     )
 
 
-def _journal(trial: Trial) -> list[Event]:
+def _journal(trial: Trial, score: float | None = None) -> list[Event]:
+    """Return the events of a finished trial; with a score on dev and test, if there is one."""
     events: list[Event] = [Start(time=1.0, attempt=1, device={}, versions={}, resumed_from=0)]
     for first in range(1, trial.steps + 1, 100):
         part = range(first, first + 100)
         losses, coefs = tuple(1.0 / step for step in part), tuple((1.0,) for _ in part)
         events.append(Steps(time=1.0 + first, first=first, losses=losses, coefs=coefs, seconds=1.0, tokens=1))
-    outcome = Outcome(trial.trial_id, TrialState.SUCCEEDED, {"wall_seconds": 1.0}, steps_done=trial.steps)
+    metrics = {"wall_seconds": 1.0}
+    if score is not None:
+        events.append(ScoredDev(time=1.5 + trial.steps, step=trial.steps, loss=1 - score, metric=score))
+        metrics |= {"dev/metric": score, "dev/loss": 1 - score, "test/metric": score}
+    outcome = Outcome(trial.trial_id, TrialState.SUCCEEDED, metrics, steps_done=trial.steps)
     return [*events, End(time=2.0 + trial.steps, outcome=outcome)]
 
 
@@ -171,7 +206,8 @@ def _sweep(
     folder: Path, known: list[Trial], backend: Backend, on_update: Callable[[Snapshot], None] = lambda snapshot: None
 ) -> None:
     with contextlib.closing(JournalStore(folder)) as store, Ledger(folder) as ledger:
-        Sweep(known, backend, store, ledger, [Watch(on_update)], say=lambda line: None).run()
+        observers = [Caps(), OneCause(), Remarks(), Waits(), Watch(on_update)]
+        Sweep(known, backend, store, ledger, observers, say=lambda line: None).run()
 
 
 def _on_end(ends: list[float]) -> Callable[[Snapshot], None]:

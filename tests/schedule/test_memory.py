@@ -15,7 +15,8 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.trial import Needs, Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.devices.estimate import RUNTIME_BYTES
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.build import build, memory_key
+from zo_sweeps.plan.availability import memory_key
+from zo_sweeps.plan.build import build
 from zo_sweeps.schedule.backend import COLD, NO_SLOT
 from zo_sweeps.schedule.executors.inline import InlineBackend
 from zo_sweeps.schedule.prediction import QUANTUM, MemoryPeaks

@@ -10,10 +10,18 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.files import cache_folder, replace_text
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """A value that `canonical` has returned: as a part of another it is taken as it is."""
+
+    value: object
 
 
 def canonical(value: object, where: str = "$") -> object:
@@ -38,6 +46,8 @@ def canonical(value: object, where: str = "$") -> object:
         return {key: canonical(value[key], f"{where}.{key}") for key in sorted(value)}
     if isinstance(value, (list, tuple)):
         return [canonical(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, Canonical):
+        return value.value
     raise TypeError(
         f"cannot fingerprint a {type(value).__name__} at {where}: it has no identity that is the same in every "
         "process; use a string, a number, a list or a mapping"

@@ -138,8 +138,10 @@ def write(value: Any, counted: bool = False) -> Any:
 
 def _fields(value: Any, counted: bool) -> dict[str, Any]:
     """Return the options of a dataclass as JSON; `counted` as of `write`."""
-    own = ((f, getattr(value, f.name)) for f in options(value))
-    return {f.name: write(item, counted) for f, item in own if not counted or _counts(f, item)}
+    if not counted:
+        return {f.name: write(getattr(value, f.name)) for f in options(value)}
+    own = ((name, getattr(value, name), absent) for name, absent in _counted(type(value)))
+    return {name: write(item, True) for name, item, absent in own if item != absent}
 
 
 def identity(value: Any) -> Any:
@@ -167,9 +169,11 @@ def _source_of(module: ModuleType) -> str:
     return fingerprint.digest(Path(module.__file__).read_bytes()) if module.__file__ else ""
 
 
-def _counts(f: Field[Any], value: Any) -> bool:
-    """Return whether an option's value counts towards the trial_id."""
-    return f.metadata.get("identity", True) and not (f.metadata.get("added") and value == f.default)
+@cache
+def _counted(cls: type) -> tuple[tuple[str, Any], ...]:
+    """Return the options that count towards the trial_id, each with the value that does not; MISSING: all do."""
+    counted = (f for f in options(cls) if f.metadata.get("identity", True))
+    return tuple((f.name, f.default if f.metadata.get("added") else MISSING) for f in counted)
 
 
 def convert(kind: Any, value: Any, path: str, locate: Locate = NOWHERE) -> Any:
@@ -305,12 +309,13 @@ class Definition(Checked):
 
         Raises UserError for an unknown member or option.
         """
-        from zo_sweeps.methods.registry import member
+        from zo_sweeps.methods.registry import member, names
 
         entry = {"name": data} if isinstance(data, str) else data
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
             raise UserError(f"{path or cls.axis} names no {cls.axis}", where=locate(path), fix=f"write {cls.axis}=NAME")
-        kind = member(cls.axis, entry["name"], where=locate(path))
+        where = "" if entry["name"] in names(cls.axis) else locate(path)  # which looks at files
+        kind = member(cls.axis, entry["name"], where=where)
         assert issubclass(kind, cls)
         values = {key: value for key, value in entry.items() if key != "name"}
         return read(kind, values, path or cls.axis, locate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,8 @@ from zo_sweeps.core.host import EXTRAS
 from zo_sweeps.core.trial import Config
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.definition import NOWHERE, Definition, Locate, identity, option, own_source, read, write
+from zo_sweeps.methods.definition import NOWHERE, Definition, Locate, option, own_source, read, write
+from zo_sweeps.methods.definition import identity as counted
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Evaluation
 from zo_sweeps.methods.objective import OWN
@@ -96,10 +97,10 @@ class TrialConfig:
         whole: dict[str, Any] = {name: write(getattr(self, name)) for name in self.__dataclass_fields__}
         return whole
 
-    def identity(self) -> dict[str, Any]:
-        """Return exactly the settings that affect the trial's result."""
+    def identity(self, of: Callable[[Any], Any] = counted) -> dict[str, Any]:
+        """Return exactly the settings that affect the trial's result; `of` gives those of a part."""
         kind = self.method.kind
-        parts = {name: identity(getattr(self, name)) for name in self.parts_used}
+        parts = {name: of(getattr(self, name)) for name in self.parts_used if name != "task"}
         if not kind.of_model:
             return {"numerics": NUMERICS, **parts}
         parts["task"] = self.task.in_dialect(self.prompt.name)
@@ -109,9 +110,9 @@ class TrialConfig:
             parts["max_length"] = self.train.max_length
         return {"numerics": NUMERICS, **parts}
 
-    def trial_id(self) -> str:
+    def trial_id(self, of: Callable[[Any], Any] = counted) -> str:
         """Return the fingerprint of `identity`."""
-        return fingerprint(self.identity())
+        return fingerprint(self.identity(of))
 
     @property
     def own_objective(self) -> type[Definition] | None:

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 from zo_sweeps.core.caveats import remarks
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.host import version_of
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.arch import ALL, Arch
-from zo_sweeps.methods.definition import write
+from zo_sweeps.methods.definition import identity, write
 from zo_sweeps.methods.task import CHAT
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts
 from zo_sweeps.models.identity import ModelStatus, status
@@ -44,6 +45,7 @@ class Availability:
         tokens: mean tokens per row that scoring forwards, its distinct candidates together.
         step_tokens: of a step, which may forward the right candidate alone.
         remarks: lines on what limits a trial that can run.
+        warm_key, memory_key: of the functions of these names.
     """
 
     config: TrialConfig
@@ -54,6 +56,27 @@ class Availability:
     tokens: float = 0.0
     step_tokens: float = 0.0
     remarks: tuple[str, ...] = ()
+    warm_key: str = ""
+    memory_key: str = ""
+
+
+def warm_key(config: TrialConfig) -> str:
+    """Return a key shared by trials with the same loaded model."""
+    precision, text = config.precision, config.data.text_fingerprint
+    parts = [config.model.fingerprint, identity(precision), config.device.place]
+    return fingerprint([*parts, text] if precision.of_text else parts)
+
+
+def memory_key(config: TrialConfig) -> str:
+    """Return a key shared by trials that need the same memory: seed and learning rate may differ, sizes may not."""
+    parts = [config.method, config.space, config.evaluation, config.perturbation, config.precision, config.prompt]
+    parts.append(replace(config.update, lr=0.0))
+    estimator = [config.estimator.name, config.estimator.budget]
+    train = config.train
+    sizes = [train.batch, train.max_length, train.objective, train.logits, train.packing, config.device.place]
+    sizes += [config.split.dev, config.split.test]  # of which as many are scored at a time as one forward holds
+    contents = [config.model.fingerprint, config.task.fingerprint, config.task.name]
+    return fingerprint([*map(identity, parts), estimator, sizes, contents])
 
 
 class Places:
@@ -70,7 +93,15 @@ class Places:
         self._keys: dict[int, tuple[Any, str]] = {}  # id of a part -> the part, which so keeps its id, and its key
 
     def look(self, config: TrialConfig) -> Availability:
-        """Return the needs of a trial. Raises UserError for parts incompatible with the model, or malformed data."""
+        """Return the needs of a trial, looked up once for all of its seeds.
+
+        Raises UserError for parts incompatible with the model, or malformed data.
+        """
+        parts = tuple(self._key(getattr(config, name)) for name in config.__dataclass_fields__ if name != "seed")
+        looked = self._once(parts, lambda: _with_keys(self._look(config)))
+        return replace(looked, config=replace(looked.config, seed=config.seed))
+
+    def _look(self, config: TrialConfig) -> Availability:
         kind = config.method.kind
         if not kind.of_model:
             return _of_tools(config)
@@ -116,11 +147,12 @@ class Places:
             notes += remarks([{"directions": directions}])
         notes += remarks([config.departures])
         if not kind.generates and data.marks:
-            spec = _spec(config)
-            notes += self._once(
-                (id(data), split),
-                lambda: remarks([facts(spec, drawn_marks(spec, config.task, split, data.marks))], of_data=True),
-            )
+
+            def drawn() -> list[str]:
+                spec = _spec(config)
+                return remarks([facts(spec, drawn_marks(spec, config.task, split, data.marks))], of_data=True)
+
+            notes += self._once((id(data), split), drawn)
         if not kind.generates:
             notes += _not_read(config, model, data)
         dev = min(split.dev, config.task.dev_size or split.dev)
@@ -216,6 +248,10 @@ class Places:
         if isinstance(known, UserError):
             raise known
         return known
+
+
+def _with_keys(looked: Availability) -> Availability:
+    return replace(looked, warm_key=warm_key(looked.config), memory_key=memory_key(looked.config))
 
 
 def _spec(config: TrialConfig) -> TaskSpec:

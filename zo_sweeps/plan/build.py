@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import AXES, GridConfig, RunConfig, SelectConfig
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.core.fingerprint import Canonical, canonical, fingerprint
 from zo_sweeps.core.trial import SharedSteps, Trial
 from zo_sweeps.devices.speed import format_times
 from zo_sweeps.methods.definition import identity
@@ -149,6 +149,7 @@ class _Draft:
         self.devices: set[str] = set()
         self.measured: dict[str, None] = {}  # what precision=fastest is, in a line each
         self.places = places
+        self.identities: dict[int, tuple[Any, Canonical]] = {}  # id of a part -> the part, which so keeps its id; ...
         self.resolver, self.overrides = Resolver(composer), Overrides(composer)
         try:
             self.grid = shown(self.grid, composer.left_out)
@@ -201,7 +202,7 @@ class _Draft:
         behind: dict[str, Availability] = {}
         for block, looked, setting in self.drafts:
             config, searched = looked.config, used(setting.searched, looked.config)
-            trial_id, column = config.trial_id(), setting.column or config.task.name
+            trial_id, column = config.trial_id(self._identity), setting.column or config.task.name
             cells.append(Cell(block, column, config.seed, searched, trial_id))
             if trial_id not in every:
                 trial = _trial(trial_id, looked, searched, rows[block], columns[column])
@@ -220,6 +221,14 @@ class _Draft:
             remarks={trial_id: looked.remarks for trial_id, looked in behind.items() if looked.remarks},
             relabelled=frozenset(texts.rows),
         )
+
+    def _identity(self, part: Any) -> Any:
+        """Return what counts of a part towards the trial_id, found once for all trials that share the object."""
+        if not is_dataclass(part):
+            return identity(part)
+        if id(part) not in self.identities:
+            self.identities[id(part)] = part, Canonical(canonical(identity(part)))
+        return self.identities[id(part)][1]
 
     def _scaled(self) -> tuple[str, ...]:
         """Return how the keys begin that a caveat names, and no label: the shape that the scale cuts."""
@@ -242,34 +251,15 @@ def _trial(trial_id: str, looked: Availability, searched: Mapping[str, Any], row
         trial_id=trial_id,
         config=config,
         needs=looked.needs,
-        warm_key=warm_key(config),
+        warm_key=looked.warm_key,
         cost=looked.cost,
         operations=looked.operations,
         steps=config.steps,
-        memory_key=memory_key(config),
+        memory_key=looked.memory_key,
         shared_steps=_shared_steps(config),
         label=" · ".join(names),
         task=config.task.name if kind.of_model else "",
     )
-
-
-def warm_key(config: TrialConfig) -> str:
-    """Return a key shared by trials with the same loaded model."""
-    precision, text = config.precision, config.data.text_fingerprint
-    parts = [config.model.fingerprint, identity(precision), config.device.place]
-    return fingerprint([*parts, text] if precision.of_text else parts)
-
-
-def memory_key(config: TrialConfig) -> str:
-    """Return a key shared by trials that need the same memory: seed and learning rate may differ, sizes may not."""
-    parts = [config.method, config.space, config.evaluation, config.perturbation, config.precision, config.prompt]
-    parts.append(replace(config.update, lr=0.0))
-    estimator = [config.estimator.name, config.estimator.budget]
-    train = config.train
-    sizes = [train.batch, train.max_length, train.objective, train.logits, train.packing, config.device.place]
-    sizes += [config.split.dev, config.split.test]  # of which as many are scored at a time as one forward holds
-    contents = [config.model.fingerprint, config.task.fingerprint, config.task.name]
-    return fingerprint([*map(identity, parts), estimator, sizes, contents])
 
 
 def _shared_steps(config: TrialConfig) -> SharedSteps | None:
@@ -360,6 +350,9 @@ def _of_column(
         return fingerprint([rule.metric, rule.mode, [config.trial_id() for config in configs]])
 
     first = [needs.config for needs, setting in drafts if setting.values["seed"] in seeds]
+    if len(first) == len(drafts) and not any(config.train.halving for config in first):
+        yield from drafts
+        return
     rungs, search = digest(config for config in first if has_rungs(config)), digest(first)
     searched = {fingerprint([used(setting.searched, needs.config)]) for needs, setting in drafts}
     whole: dict[str, Any] = {"halving": (), "halving_keep": Train.halving_keep}  # the same trial as without the option

@@ -197,18 +197,17 @@ def scalars(events: Sequence[Event]) -> tuple[list[list[float]], list[float]]:
 
     A step that the journal holds twice counts once, as first written. First-order runs have no coefs: [] per step.
     """
-    log = _steps(events)
-    return [coefs for coefs, _, _ in log], [loss for _, loss, _ in log]
+    log = [(event.coefs or (), event.losses, i) for event, i in _steps(events)]
+    return [list(coefs[i]) if i < len(coefs) else [] for coefs, _, i in log], [losses[i] for _, losses, i in log]
 
 
-def _steps(events: Sequence[Event]) -> list[tuple[list[float], float, float]]:
-    """Return (coefs, loss, seconds) of each step of the scalar log; the seconds are an equal share of its event's."""
-    by_step: dict[int, tuple[list[float], float, float]] = {}
+def _steps(events: Sequence[Event]) -> list[tuple[Steps, int]]:
+    """Return (event, index in it) of each step of the scalar log."""
+    by_step: dict[int, tuple[Steps, int]] = {}
     for event in only(Steps, events):
-        coefs, each = event.coefs or (), event.seconds / max(1, len(event.losses))
-        for i, loss in enumerate(event.losses):
-            by_step.setdefault(event.first + i, (list(coefs[i]) if i < len(coefs) else [], loss, each))
-    log: list[tuple[list[float], float, float]] = []
+        for i in range(len(event.losses)):
+            by_step.setdefault(event.first + i, (event, i))
+    log: list[tuple[Steps, int]] = []
     while (step := by_step.get(len(log) + 1)) is not None:
         log.append(step)
     return log
@@ -329,10 +328,10 @@ def trail(events: Sequence[Event]) -> dict[str, list[tuple[int, float, float]]]:
     a step that the journal holds twice counts once, as first written. Cost: one pass.
     """
     log = _steps(events)
-    clock = [0.0, *accumulate(seconds for _, _, seconds in log)]
+    clock = [0.0, *accumulate(event.seconds / len(event.losses) for event, _ in log)]
     dev = sorted({event.step: event for event in only(ScoredDev, events) if event.step < len(clock)}.items())
     curves = {
-        "train/loss": [(step, clock[step], loss) for step, (_, loss, _) in enumerate(log, 1)],
+        "train/loss": [(step, clock[step], event.losses[i]) for step, (event, i) in enumerate(log, 1)],
         "dev/loss": [(step, clock[step], event.loss) for step, event in dev],
         "dev/metric": [(step, clock[step], event.metric) for step, event in dev],
     }

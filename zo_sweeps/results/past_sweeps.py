@@ -222,14 +222,15 @@ def lines(plan: Plan, standing: Standing) -> list[str]:
 
 def listed(plan: Plan, standing: Standing) -> list[EarlierTrial]:
     """Return these trials with their scores."""
-    alike = {trial_id: (trial, _used(trial)) for trial_id, trial in plan.every.items()}
+    groups = earlier(plan, standing)
+    alike = {trial_id: (trial, _used(trial)) for trial_id, trial in plan.every.items()} if groups else {}
     return [
         EarlierTrial(
             **{**recorded(group.trials.get(trial_id, Trial(trial_id, StoredConfig({}))), standing), "grid": group.grid},
             made_by=group.made_by,
             like=_like(group.trials[trial_id], alike) if trial_id in group.trials else "",
         )
-        for group in earlier(plan, standing)
+        for group in groups
         for trial_id in group.ids
     ]
 

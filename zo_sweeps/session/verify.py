@@ -27,7 +27,8 @@ from zo_sweeps.engine.replay import OtherBasesError, digest
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts, texts_of
 from zo_sweeps.models.identity import fingerprint_model
-from zo_sweeps.plan.build import Plan, warm_key
+from zo_sweeps.plan.availability import warm_key
+from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.resolve import flatten
 from zo_sweeps.record.archive import Archive
 from zo_sweeps.record.journal import outcome, tested
