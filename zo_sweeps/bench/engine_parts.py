@@ -229,8 +229,8 @@ def step_rows(rounds: int) -> Iterator[RatioRow]:
         yield from _rank_one(model, q, batch, rounds)
     yield _lora_fa(model, rounds)
     yield _sentences(rounds)
-    for name, model in (("demo model", Model()), ("135 M", Model(source=ModelSource.RANDOM, arch=LLAMA_135M))):
-        yield _last_blocks(name, load(model, torch.float32, torch.device("cpu")), rounds)
+    for name, of in (("demo model", Model()), ("135 M", Model(source=ModelSource.RANDOM, arch=LLAMA_135M))):
+        yield _last_blocks(name, load(of, torch.float32, torch.device("cpu")), rounds)
 
 
 def _full(model: CausalModel, batch: int, options: int, goals: tuple[float, float], rounds: int) -> RatioRow:
