@@ -91,6 +91,9 @@ def test_the_ratios_of_steps_are_those_of_the_measurements() -> None:
     name = "noise, torch expression"
     check(sentence("SPEED", r"`normal_` on one thread \((.*?)x\)"), single[name]["ratio"])
     check(sentence("SPEED", r"on two threads \((.*?)x\)"), double[name]["ratio"])
+    for row in bench("last-blocks").values():
+        check(sentence("SPEED", r"to the same bits: (.*?) of the CPU time"), row["ratio"])
+        check(sentence("SPEED", r"\(limit (.*?):"), *map(float, NUMBER.findall(row["limit"])))
 
 
 def test_the_ratios_of_codes_sparse_spaces_and_programs_are_those_of_the_measurements() -> None:

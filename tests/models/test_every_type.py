@@ -28,11 +28,13 @@ from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.first_order import Layerwise
 from zo_sweeps.engine.losses import token_logprobs
+from zo_sweeps.engine.losses import tokens as mean_of_tokens
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.spaces.lora import LoRA
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
+from zo_sweeps.engine.train import of_batch
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.perturbation import Perturbation
@@ -269,6 +271,20 @@ def test_points_of_one_forward_are_the_points_one_after_the_other(case: Case) ->
         assert expected.std() > 1e-4
         for mode in (Mode.OUTER, Mode.INNER, Mode.BOTH):
             torch.testing.assert_close(losses(model, space, noise, mode), expected, rtol=2e-6, atol=0)
+
+
+def test_points_that_share_the_first_block_have_the_bits_of_whole_forwards(case: Case) -> None:
+    model, definition = case.apart(), LoRA(rank=4, alpha=8.0, blocks=1)
+    space = definition.install(model.module, model.layers_of(definition), 0)
+    texts = [Text((Answered(tuple(text), 3),), 0) for text in rows([12, 7, 9])]
+    batch = collate(texts, model.pad_id, packed=not model.arch.masked)
+    whole = lambda count: mean_of_tokens(token_logprobs(model, batch, count), batch)
+    expected = evaluate(whole, model.module, space, Gaussian(), POINTS, Mode.SEQUENTIAL)
+    shared = of_batch(model, batch, mean_of_tokens, space)
+    assert evaluate(shared, model.module, space, Gaussian(), POINTS, Mode.SEQUENTIAL) == expected
+    if not model.arch.no_points:
+        together = evaluate(shared, model.module, space, Gaussian(), POINTS, Mode.BOTH)
+        torch.testing.assert_close(torch.tensor(together), torch.tensor(expected), rtol=2e-6, atol=0)
 
 
 def test_gradients_of_a_layer_at_a_time_are_those_of_plain_backpropagation(case: Case) -> None:

@@ -17,7 +17,7 @@ from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps.engine import losses, noise
-from zo_sweeps.engine.batch import collate
+from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
@@ -25,6 +25,7 @@ from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method, RunState, step
+from zo_sweeps.engine.train import of_batch
 from zo_sweeps.engine.types import LanguageModel as Forwards
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
@@ -54,6 +55,17 @@ LLAMA_58M = {  # 58.07 M parameters
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
 }
+LLAMA_135M = {  # SmolLM2-135M's shape
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
 
 
 def llama_58m() -> CausalModel:
@@ -73,10 +85,10 @@ def examples(lengths: Sequence[int], options: int, vocabulary: int = VOCABULARY)
     return [EncodedExample(each, gold=0, references=(), prompt_ids=(), text="") for each in candidates]
 
 
-def with_lora_fa(model: CausalModel, rank: int, alpha: float) -> InstalledSpace:
-    """Install LoRA-FA on q, k, v and o of every layer."""
-    space = LoRAFA(rank=rank, alpha=alpha, targets=tuple("qkvo"))
-    return space.install(model.module, list(model.target_modules(space.targets)), 0)
+def with_lora_fa(model: CausalModel, rank: int, alpha: float, blocks: int | None = None) -> InstalledSpace:
+    """Install LoRA-FA on q, k, v and o of every layer, or of the last `blocks`."""
+    space = LoRAFA(rank=rank, alpha=alpha, targets=tuple("qkvo"), blocks=blocks)
+    return space.install(model.module, model.layers_of(space), 0)
 
 
 @dataclass(frozen=True)
@@ -101,21 +113,30 @@ class BenchSteps:
 
     def forward(self, copies: int) -> Tensor:
         """Return f at `copies` points: the forward of a step alone."""
-        gold_only = len(self.examples[0].candidates) == 1
-        batch = collate(self.examples, 0, gold_only=gold_only).to(self.device)
-        loss = losses.tokens if gold_only else losses.candidates
+        batch, loss = self._batch()
         return loss(losses.token_logprobs(self.model, batch, copies=copies), batch)
 
     def bare(self, copies: int) -> Callable[[], Tensor]:
         """Return a function that takes the forward alone, in inference mode."""
         return torch.inference_mode()(partial(self.forward, copies))
 
-    def one(self) -> Callable[[], object]:
-        """Return a function whose every call takes the next step."""
+    def one(self, whole: bool = False) -> Callable[[], object]:
+        """Return a function whose every call takes the next step; `whole`: by forwards that share no block."""
         numbers, method = count(1), self.method
 
-        run = partial(step, method, self.model.module, self.space, self.forward, seed=0, lr=self.lr)
-        return lambda: run(RunState(), step=next(numbers))
+        def taken() -> object:
+            batch, loss = self._batch()
+            f = of_batch(self.model, batch, loss, self.space)
+            if whole:
+                f = lambda copies: loss(losses.token_logprobs(self.model, batch, copies=copies), batch)
+            return step(method, self.model.module, self.space, f, RunState(), seed=0, step=next(numbers), lr=self.lr)
+
+        return taken
+
+    def _batch(self) -> tuple[Batch, losses.Loss]:
+        gold_only = len(self.examples[0].candidates) == 1
+        batch = collate(self.examples, 0, gold_only=gold_only).to(self.device)
+        return batch, losses.tokens if gold_only else losses.candidates
 
 
 @torch.inference_mode()
@@ -208,6 +229,8 @@ def step_rows(rounds: int) -> Iterator[RatioRow]:
         yield from _rank_one(model, q, batch, rounds)
     yield _lora_fa(model, rounds)
     yield _sentences(rounds)
+    for name, of in (("demo model", Model()), ("135 M", Model(source=ModelSource.RANDOM, arch=LLAMA_135M))):
+        yield _last_blocks(name, load(of, torch.float32, torch.device("cpu")), rounds)
 
 
 def _full(model: CausalModel, batch: int, options: int, goals: tuple[float, float], rounds: int) -> RatioRow:
@@ -272,6 +295,18 @@ def _sentences(rounds: int, q: int = 4, rank: int = 16) -> RatioRow:
     name = f"LoRA-FA step, demo model, q={q} B={len(SENTENCES)} T={SENTENCES} r={rank}, against a padded bare forward"
     limit = f"{sum(SENTENCES) / len(SENTENCES) / max(SENTENCES):.2f}: its tokens"
     return RatioRow(name, seconds["ours"] / seconds["padded"], "of", 1.0, 0.7, limit, seconds)
+
+
+def _last_blocks(name: str, model: CausalModel, rounds: int) -> RatioRow:
+    """Time a step over the last third of the blocks against one whose points share no forward."""
+    q, batch, rank, layers = Q, 2, 16, model.arch.layers
+    space, texts = with_lora_fa(model, rank, rank, layers // 3), examples([TOKENS] * batch, 2, model.arch.vocabulary)
+    steps = BenchSteps(model, space, texts, q=q, mode=Mode.BOTH, lr=1e-4)
+    seconds = interleaved({"whole forwards": steps.one(whole=True), "ours": steps.one()}, rounds)
+    below, points = layers - layers // 3, 2 * q
+    limit = f"{(below + points * (layers - below)) / (points * layers):.2f}: its blocks"
+    name = f"LoRA-FA step over the last third of the blocks, {name}, q={q} B={batch} T={TOKENS}, against whole forwards"
+    return RatioRow(name, seconds["ours"] / seconds["whole forwards"], "of", 0.6, 0.45, limit, seconds)
 
 
 def memory_rows(rounds: int) -> Iterator[RatioRow]:

@@ -43,7 +43,8 @@ class Below:
             return
         if self._kept is None:
             self._kept = self._computed()
-        held = [_repeated(self._kept, points)]  # taken by the last block, so that it ends with the forward's use of it
+        with counted_as(Part.ACTIVATIONS):
+            held = [_repeated(self._kept, points)]  # taken by the last block: it ends with the forward's use of it
         last = self._blocks[-1]
         with replaced(self._blocks, lambda block, _: lambda *args, **kwargs: held.pop() if block is last else held[0]):
             yield
