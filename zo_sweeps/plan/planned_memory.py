@@ -265,7 +265,7 @@ def _generated(config: TrialConfig, arch: Arch, longest: int, points: int) -> Ge
         return NOTHING
     texts = max(kind.answers, task.samples)
     rows, drawn = min(texts * max(config.split.dev, config.split.test), GENERATED_TOGETHER), 0.0
-    if kind.estimates and _objective(config).generates:
+    if kind.estimates and objective_of(config).generates:
         rows = max(rows, points * min(texts * (train.batch or 1), GENERATED_TOGETHER))
         if points > 1 and config.space.moves_base:
             drawn = points * direction_numbers(arch, getattr(config.perturbation, "rank", 1))
@@ -276,8 +276,9 @@ def _generated(config: TrialConfig, arch: Arch, longest: int, points: int) -> Ge
 
 def gold_only(config: TrialConfig) -> bool:
     """Return whether a step forwards a row's right candidate alone."""
-    return bool(_objective(config).gold_only)
+    return bool(objective_of(config).gold_only)
 
 
-def _objective(config: TrialConfig) -> Any:
+def objective_of(config: TrialConfig) -> Any:
+    """Return the objective of a trial's steps."""
     return config.own_objective or config.task.wording(config.prompt.name).loss
