@@ -84,9 +84,9 @@ class Places:
         if self._here and config.precision.coded and (trouble := troubles().get(config.precision.name)):
             reasons.append(f"weights cannot be stored as {config.precision.name} on this machine: {trouble}")
         if self._here and isinstance(config.task.kind, Verified):
-            needed = {reward.needs: None for reward in config.task.kind.rewards if reward.needs}
+            libraries = {reward.needs: None for reward in config.task.kind.rewards if reward.needs}
             install = "pip install 'zo-sweeps[rewards]'"
-            reasons += [f"{one} is not installed; {install}" for one in needed if not version_of(one)]
+            reasons += [f"{one} is not installed; {install}" for one in libraries if not version_of(one)]
         update = config.update
         if self._here and kind.trains and update.has_kernels and (trouble := troubles().get(update.name)):
             reasons.append(f"update {update.name!r} does not work on this machine: {trouble}")
