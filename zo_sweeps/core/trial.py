@@ -100,7 +100,7 @@ class Trial:
     grid: str = ""  # of the first cell that requested it, as block and task, for display and tags
     block: str = ""
     task: str = ""
-    # In floating point, of its forwards, to predict its time; not written to files. 0: not known.
+    # In floating point, of large forwards that would take its time, to predict it; not written to files. 0: not known.
     operations: float = field(default=0.0, compare=False)
 
     def to_json(self) -> dict[str, Any]:

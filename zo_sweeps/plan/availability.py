@@ -15,13 +15,14 @@ from zo_sweeps.core.host import version_of
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.devices.kernels import troubles
-from zo_sweeps.methods.arch import ALL, Arch
+from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import identity, write
 from zo_sweeps.methods.task import CHAT
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts
 from zo_sweeps.models.identity import ModelStatus, status
 from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
 from zo_sweeps.plan.planned_memory import RowTokens, gold_only, memory_of, tokens_forwarded, too_long
+from zo_sweeps.plan.planned_work import work_of
 from zo_sweeps.tasks.data import DataStatus, check, drawn_marks, facts
 from zo_sweeps.tasks.encode import room_of
 from zo_sweeps.tasks.kinds.verified import Verified
@@ -41,7 +42,7 @@ class Availability:
         reasons: every reason why the trial cannot run here.
         needs: on the place where it runs; no bytes if the model's shape is unknown.
         cost: estimated work, in forwarded tokens; a backward pass counts as two forwards.
-        operations: of the matrix products; see `core.trial.Trial`.
+        operations: of its forwards; see `core.trial.Trial`.
         tokens: mean tokens per row that scoring forwards, its distinct candidates together.
         step_tokens: of a step, which may forward the right candidate alone.
         remarks: lines on what limits a trial that can run.
@@ -159,8 +160,7 @@ class Places:
         if split.shots:
             dev = split.shots * len(config.task.wording(config.prompt.name).options)
         drawn = min(dev, sizes.get("validation", dev)), min(split.test, sizes.get("test", split.test))
-        cost = _cost(config, trainable, stepped, scored, drawn, model.arch)
-        operations = cost * _operations_per_token(config, model.arch)
+        cost, operations = work_of(config, model.arch, trainable, stepped, scored, drawn)
         return Availability(
             config, tuple(dict.fromkeys(reasons)), needs, cost, operations, scored, stepped, tuple(notes)
         )
@@ -288,34 +288,6 @@ def _needs(
         client_bytes=client,
         layers=arch.layers if arch and apart and not config.gradients.samples else 0,
     )
-
-
-def _cost(
-    config: TrialConfig, trainable: int, stepped: float, scored: float, rows: tuple[int, int], arch: Arch | None
-) -> float:
-    """Estimate the forwarded tokens of a trial; a block that a step's points share counts once per minibatch.
-
-    Args:
-        stepped, scored: mean tokens per row of a step, and of scoring. rows: of dev and test.
-    """
-    kind, train, (dev, test) = config.method.kind, config.train, rows
-    if kind.generates:
-        return kind.new_tokens
-    evaluations = -(-train.steps // train.eval_every) if train.steps else 1
-    forwards: float = config.forwards(trainable)
-    if arch is not None and forwards:
-        forwards -= (forwards - len(config.estimator.minibatches(1))) * config.shared_blocks(arch) / arch.layers
-    steps = train.steps * (train.batch or 1) * forwards
-    measured = (evaluations + 1) * 3 * config.gradients.samples
-    return (steps + measured) * stepped + (evaluations * dev + test) * scored
-
-
-def _operations_per_token(config: TrialConfig, arch: Arch | None) -> float:
-    """Return twice the weights that a forwarded token passes; 0 for an unknown shape, or without torch here."""
-    if arch is None or config.device.runs_programs:
-        return 0.0
-    experts = 3 * arch.layers * arch.width * arch.inner if arch.experts else 0  # those that a token passes
-    return 2.0 * (arch.entries([ALL]) + experts)
 
 
 def _refused(config: TrialConfig) -> Iterator[str]:
