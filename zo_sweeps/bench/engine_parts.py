@@ -257,8 +257,11 @@ def _pass(model: CausalModel) -> None:
 def _signs(model: CausalModel, rounds: int) -> RatioRow:
     steps = BenchSteps(model, FullModel(model.module), examples([TOKENS], 1), noise=Rademacher())
     forward = steps.bare(1)
-    two_forwards = lambda: (forward(), forward())
-    compared = {"two forwards": two_forwards, "ours": steps.one(), "pass over the weights": partial(_pass, model)}
+    compared: dict[str, Callable[[], object]] = {
+        "two forwards": lambda: (forward(), forward()),
+        "ours": steps.one(),
+        "pass over the weights": partial(_pass, model),
+    }
     seconds = interleaved(compared, rounds)
     two = seconds["two forwards"]
     name = f"full-parameter step of signs, 58 M, B=1 T={TOKENS}, against two forwards"
