@@ -22,6 +22,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.models.families import describe
 from zo_sweeps.models.identity import status
 from zo_sweeps.plan.build import Plan
 
@@ -173,6 +174,8 @@ def test_blocks_that_the_points_of_a_step_share_cost_one_forward(tmp_path: Path)
     assert d[1].trainable(d[1].moved(arch)) * 3 == d[0].trainable(arch)
     with pytest.raises(UserError, match="the last 7 blocks of a model that has 6"):
         trial(4, blocks=7)
+    smoke = of(trial(4, "scale=smoke", "model=random_llama", "grid.relabel=true", blocks=3))
+    assert (smoke.space.untouched(describe(smoke.model.arch)), smoke.model.arch["num_hidden_layers"]) == (0, 1)
 
 
 def test_a_one_sided_estimator_of_another_name_is_planned_by_its_own_evaluations(tmp_path: Path) -> None:

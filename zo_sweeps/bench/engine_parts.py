@@ -21,6 +21,7 @@ from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
+from zo_sweeps.engine.perturbations.rademacher import Rademacher
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.constant import Constant
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
@@ -225,6 +226,7 @@ def step_rows(rounds: int) -> Iterator[RatioRow]:
     model = llama_58m()
     yield _full(model, 1, 1, (2.5, 5.0), rounds)
     yield _full(model, 16, 2, (3.0, 4.5), rounds)
+    yield _signs(model, rounds)
     for q, batch in ((1, 1), (4, 1), (4, 4)):
         yield from _rank_one(model, q, batch, rounds)
     yield _lora_fa(model, rounds)
@@ -245,20 +247,36 @@ def _full(model: CausalModel, batch: int, options: int, goals: tuple[float, floa
     return RatioRow(name, seconds["mezo"] / seconds["ours"], "x", *goals, limit, seconds)
 
 
+@torch.no_grad()
+def _pass(model: CausalModel) -> None:
+    """Read and write every weight."""
+    for weight in model.module.parameters():
+        weight.add_(0.0)
+
+
+def _signs(model: CausalModel, rounds: int) -> RatioRow:
+    steps = BenchSteps(model, FullModel(model.module), examples([TOKENS], 1), noise=Rademacher())
+    forward = steps.bare(1)
+    compared: dict[str, Callable[[], object]] = {
+        "two forwards": lambda: (forward(), forward()),
+        "ours": steps.one(),
+        "pass over the weights": partial(_pass, model),
+    }
+    seconds = interleaved(compared, rounds)
+    two = seconds["two forwards"]
+    name = f"full-parameter step of signs, 58 M, B=1 T={TOKENS}, against two forwards"
+    limit = f"{1 + seconds['pass over the weights'] / two:.2f}: the forwards, and one pass over the weights"
+    return RatioRow(name, seconds["ours"] / two, "of", 1.5, 1.15, limit, seconds)
+
+
 def _rank_one(model: CausalModel, q: int, batch: int, rounds: int) -> Iterator[RatioRow]:
     data, z = examples([TOKENS] * batch, 1), LowRank(1, 1, sum="product")
     ours = BenchSteps(model, FullModel(model.module), data, q=q, mode=Mode.BOTH, noise=z)
-    numbers, weights = count(1), list(model.module.parameters())
-
-    def one_pass() -> None:
-        with torch.no_grad():
-            for weight in weights:
-                weight.add_(0.0)
-
+    numbers = count(1)
     compared: dict[str, Callable[[], object]] = {
         "bare forward": ours.bare(2 * q),
         "ours": ours.one(),
-        "pass over the weights": one_pass,
+        "pass over the weights": partial(_pass, model),
     }
     if q == batch == 1:
         compared["mezo"] = lambda: mezo_step(model, data, next(numbers))

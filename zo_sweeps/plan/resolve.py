@@ -340,8 +340,8 @@ def _scale(tree: dict[str, Any], scale: ScaleConfig, kind: Kind, forced: Collect
     random = model["source"] == ModelSource.RANDOM
     if scale.layers is not None and random and "model.arch.num_hidden_layers" not in forced:
         model["arch"] = with_layers(model["arch"], scale.layers)
-        if (tree["space"].get("blocks") or 0) > scale.layers and "space.blocks" not in forced:
-            tree["space"]["blocks"] = scale.layers
+        if tree["space"].get("blocks"):
+            tree["space"]["blocks"] = min(tree["space"]["blocks"], scale.layers)
     if scale.max_length is not None and "train.max_length" not in forced and isinstance(train["max_length"], int):
         train["max_length"] = min(train["max_length"], scale.max_length)
 

@@ -111,9 +111,13 @@ void zo_signs(float *out, const float *base, int64_t start, int64_t count, int32
             }
         }
         const int64_t first = word * 32, a = first > start ? first : start, b = first + 32 < stop ? first + 32 : stop;
-        for (int64_t e = a; e < b; e++) {
-            const float value = sum[e - first];
-            out[e - start] = base ? base[e - start] + value : value;
-        }
+        float *to = out + (a - start);
+        const float *from = base ? base + (a - start) : 0, *add = sum + (a - first);
+        if (from && b - a == 32) /* of a fixed length: vectorized */
+            for (int i = 0; i < 32; i++)
+                to[i] = from[i] + add[i];
+        else
+            for (int i = 0; i < b - a; i++)
+                to[i] = from ? from[i] + add[i] : add[i];
     }
 }
