@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
@@ -88,7 +89,7 @@ def memory_by_part(
     *,
     trainable: int,
     noise_copies: int = 0,
-    in_parts: bool = True,
+    held: float = 0,
     on_host: bool = False,
 ) -> dict[Part, float]:
     """Estimate the peak bytes of a trial, by part, beyond an empty process with torch imported (RUNTIME_BYTES).
@@ -124,7 +125,7 @@ def memory_by_part(
         precision: how the weights are stored; space, update: what moves, and the state beside it.
         trainable: number of trained parameters.
         noise_copies: fp32 copies of them in the state of the directions.
-        in_parts: whether the noise of a full space is added as it is made, and not stored.
+        held: values of a full space's noise that are there at a time, at most; 0: it is added as it is made.
         on_host: whether the trial computes in the host's memory, where the best weights so far are kept as well, and
             8-bit Adam computes with five fp32 copies of a parameter.
     """
@@ -158,6 +159,7 @@ def memory_by_part(
         forward = scoring if batches.scoring.tokens else forwards.step(batches)
         return {**parts, **_larger(forward, generation)}
     states = update.state_copies * update.state_bits / 32 + noise_copies
+    updating: float = 0
     if kind.backpropagates:
         inputs = None if space.moves_base or space.sparse else space.moved(arch).inputs(space.layers)
         mixed = kind.multiplied_in.format.bytes if kind.multiplied_in else 0
@@ -165,19 +167,23 @@ def memory_by_part(
         gradients = 1 / arch.layers if kind.is_layerwise else 1
         own = arch.parameters * b * (1 + on_host) if moves_base else FP32 * trainable * (1 + gradients + on_host)
         parts[Part.TRAINABLE] = own + FP32 * trainable * states
-        updating = 5 * FP32 * largest * on_host if moves_base else 0
+        updating = 5 * FP32 * largest * on_host * moves_base
     elif moves_base:
         of_codes = space.theta is Theta.CODES
-        # a weight at the point in fp32, and rounded; or the noise, a temporary of it, and the weight
-        moved = 1 if of_codes else FP32 + b * (b < FP32) if in_parts else 2 * FP32 + b
+
+        def moved(entries: float) -> float:
+            if of_codes:
+                return entries
+            # a weight at the point in fp32, and rounded; or the noise, a temporary of it, and the weight
+            return entries * b + 2 * FP32 * min(entries, held) if held else entries * (FP32 + b * (b < FP32))
+
         step = forwards.step(batches, moved, head_moves=not of_codes)
         parts[Part.TRAINABLE] = FP32 * states * trainable
-        adds = in_parts and update.adds_noise and b == FP32
-        updating = 0 if of_codes or adds else 2 * FP32 * largest
+        adds = update.adds_noise and b == FP32
+        updating = 0 if of_codes else 2 * FP32 * (min(largest, held) if adds else largest)
     else:
         step = forwards.step(batches)
         parts[Part.TRAINABLE] = FP32 * trainable * (2 + states + batches.points)
-        updating = 0
     step[Part.ACTIVATIONS] += b * arch.width * batches.kept
     if updating > sum(step.values()):
         step = {Part.WORKSPACE: updating}
@@ -200,6 +206,10 @@ def _gated(arch: Arch) -> bool:
     return bool(arch.experts or {"gate", "gate_up"} & {*arch.linears})
 
 
+def _nothing(entries: float) -> float:
+    return 0
+
+
 @dataclass(frozen=True)
 class _Forwards:
     """F of `memory_by_part`: the parts at the largest moment of a forward."""
@@ -215,11 +225,13 @@ class _Forwards:
         """Return the parts of a forward that scores rows."""
         return self._largest(rows, rows.texts, INDEX * (3 * rows.tokens + 16 * rows.texts))
 
-    def step(self, batches: Batches, moved: float | None = None, head_moves: bool = True) -> dict[Part, float]:
+    def step(
+        self, batches: Batches, moved: Callable[[float], float] | None = None, head_moves: bool = True
+    ) -> dict[Part, float]:
         """Return the parts of a step's forward.
 
         Args:
-            moved: bytes per entry of a weight of a full space at a point, where that has a forward of its own: it is
+            moved: entries of a weight of a full space -> bytes at a point, where that has a forward of its own: it is
                 computed anew. Where points share a forward, directions stay products of thin factors.
             head_moves: whether the head's weight is one of these.
         """
@@ -231,7 +243,7 @@ class _Forwards:
             return self._largest(rows, points * batches.places, ids)
         if points > 1:  # noise, sums and their stack
             return self._largest(rows, points * batches.places, ids, written=3 * FP32 * points * self.arch.written)
-        return self._largest(rows, batches.places, ids, moved, moved * head_moves)
+        return self._largest(rows, batches.places, ids, moved, moved if head_moves else _nothing)
 
     def generation(self, batches: Batches) -> dict[Part, float]:
         """Return the parts of a generation: the prompts' forward, or that of the last tokens, with keys and values."""
@@ -247,7 +259,13 @@ class _Forwards:
         return _larger(*moments)
 
     def _largest(
-        self, rows: ForwardRows, places: float, ids: float, moved: float = 0, head: float = 0, written: float = 0
+        self,
+        rows: ForwardRows,
+        places: float,
+        ids: float,
+        moved: Callable[[float], float] = _nothing,
+        head: Callable[[float], float] = _nothing,
+        written: float = 0,
     ) -> dict[Part, float]:
         arch, b = self.arch, self.value_bytes
         width, inner, vocabulary = arch.width, arch.inner, arch.vocabulary
@@ -273,8 +291,8 @@ class _Forwards:
         decoder = width * vocabulary + arch.masked * (width * width + 2 * vocabulary)  # with the head's layer, biases
         moments: list[dict[Part, float]] = [
             {Part.ACTIVATIONS: max(attention, activated, thin) + rotary},
-            {Part.ACTIVATIONS: product + rotary, Part.WORKSPACE: self.decoded + moved * _matrix(arch)},
-            {Part.ACTIVATIONS: last, Part.LOGITS: logits / 2, Part.WORKSPACE: head * decoder},
+            {Part.ACTIVATIONS: product + rotary, Part.WORKSPACE: self.decoded + moved(_matrix(arch))},
+            {Part.ACTIVATIONS: last, Part.LOGITS: logits / 2, Part.WORKSPACE: head(decoder)},
             {Part.ACTIVATIONS: last, Part.LOGITS: logits},  # and their exponentials
             {Part.ACTIVATIONS: value * width, Part.WORKSPACE: written},
         ]

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +26,7 @@ from zo_sweeps.devices.estimate import (
 )
 from zo_sweeps.engine.packing import CAPACITY, MULTIPLE, grouped, pack, padded_to
 from zo_sweeps.methods.arch import ALL, Arch
-from zo_sweeps.methods.evaluation import GENERATED_TOGETHER, SCORED_TOKENS
+from zo_sweeps.methods.evaluation import ELSEWHERE, GENERATED_TOGETHER, ON_CPU, SCORED_TOKENS
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.tasks import data
 from zo_sweeps.tasks.encode import (
@@ -253,7 +254,7 @@ def memory_of(
         config.update,
         trainable=trainable,
         noise_copies=config.perturbation.state_copies if kind.estimates else 0,
-        in_parts=hasattr(config.perturbation, "combine"),  # as `engine.types.Partial` is told
+        held=_held(config),
         on_host=config.device.in_host_memory,
     )
     if (runtime := config.device.installed_runtime) is not None:
@@ -261,6 +262,15 @@ def memory_of(
         finding = max(finding, before)
     peak = int(sum(parts.values()))
     return RUNTIME_BYTES + max(peak, finding), parts if peak >= finding else {}, client
+
+
+def _held(config: TrialConfig) -> float:
+    """Return how many values of a full space's noise are there at a time, at most; 0: it is added as it is made."""
+    if hasattr(config.perturbation, "combine"):  # as `engine.types.Partial` is told
+        return 0
+    if not config.perturbation.factored:
+        return inf
+    return ON_CPU if config.device.cpu else ELSEWHERE
 
 
 def _generated(config: TrialConfig, arch: Arch, longest: int, points: int) -> GeneratedRows:

@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zo_sweeps.core.memory_parts import Part, counted_as
+from zo_sweeps.methods.evaluation import ELSEWHERE, ON_CPU
 from zo_sweeps.methods.space import InstalledSpace
 
 ENTRIES, ENTRY_VALUES = "entries", "entries_values"  # in `WeightOnly.stored`
-# Values of a weight that are computed at a time: on a CPU 4 MB in fp32, which fit the L2 caches.
-ON_CPU, ELSEWHERE = 1 << 20, 1 << 26  # other devices need larger kernels
 MULTIPLE = 16  # a CPU's product by 95 rows of 11008 takes 1.4 times as long as that by 96
 
 
