@@ -143,11 +143,11 @@ class Places:
         notes += remarks([config.departures])
         if not kind.generates and data.marks:
 
-            def drawn() -> list[str]:
+            def of_rows() -> list[str]:
                 spec = _spec(config)
                 return remarks([facts(spec, drawn_marks(spec, config.task, split, data.marks))], of_data=True)
 
-            notes += self._once((id(data), split), drawn)
+            notes += self._once((id(data), split), of_rows)
         if not kind.generates:
             notes += _not_read(config, model, data)
         dev = min(split.dev, config.task.dev_size or split.dev)
