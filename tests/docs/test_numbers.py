@@ -129,6 +129,16 @@ def test_the_ratios_of_a_population_are_those_of_the_measurement() -> None:
     check(same, fp32["detail"]["same"], bf16["detail"]["same"])
 
 
+def test_the_costs_of_thousands_of_trials_are_those_of_the_measurement() -> None:
+    rows = bench("cluster")
+    driver = [row["ratio"] for name, row in rows.items() if "driver per report" in name]
+    check(sentence("SPEED", r"the driver takes ([\d.]+ to [\d.]+) ms of CPU per report"), min(driver), max(driver))
+    *others, report = [row for name, row in rows.items() if name.startswith("CPU of `")]
+    said = r"take ([\d.]+ to [\d.]+) s of CPU and `report` (\d+) s, in at most (\d+) MiB"
+    cpu, most = [row["ratio"] for row in others], max(row["detail"]["MiB"] for row in (*others, report))
+    check(sentence("SPEED", said), min(cpu), max(cpu), report["ratio"], most)
+
+
 def test_the_ratios_on_a_gpu_are_those_of_the_measurement() -> None:
     rows = bench("gpu-h200")
     kinds = [f"shape, {kind}," for kind in ("fp16", "int8", "nf4")]

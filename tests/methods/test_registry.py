@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +48,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     importlib.invalidate_caches()
-    for cached in (registry._names, registry._load, registry._run, registry.offered):
+    for cached in (registry._names, registry._load, registry._run, registry.offered, registry._entry_points):
         cached.cache_clear()
 
 
@@ -226,7 +226,7 @@ def test_what_a_package_of_this_project_offers_is_there_or_says_what_to_install(
 ) -> None:
     assert registry.load(registry.offered(group)[name]).__module__.startswith(f"{extra.module}.")
     assert registry.absent(group, name) is None
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: ())
+    monkeypatch.setattr(registry.metadata, "entry_points", lambda: importlib.metadata.EntryPoints(()))
     forget()
     missing = registry.absent(group, name)
     assert missing is not None

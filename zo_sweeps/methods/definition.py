@@ -140,7 +140,8 @@ def _fields(value: Any, counted: bool) -> dict[str, Any]:
     """Return the options of a dataclass as JSON; `counted` as of `write`."""
     if not counted:
         return {f.name: write(getattr(value, f.name)) for f in options(value)}
-    own = ((name, getattr(value, name), absent) for name, absent in _counted(type(value)))
+    kind: Any = type(value)  # as of `hints`
+    own = ((name, getattr(value, name), absent) for name, absent in _counted(kind))
     return {name: write(item, True) for name, item, absent in own if item != absent}
 
 
@@ -170,7 +171,7 @@ def _source_of(module: ModuleType) -> str:
 
 
 @cache
-def _counted(cls: type) -> tuple[tuple[str, Any], ...]:
+def _counted(cls: Any) -> tuple[tuple[str, Any], ...]:
     """Return the options that count towards the trial_id, each with the value that does not; MISSING: all do."""
     counted = (f for f in options(cls) if f.metadata.get("identity", True))
     return tuple((f.name, f.default if f.metadata.get("added") else MISSING) for f in counted)

@@ -175,9 +175,15 @@ def _package_folder(axis: str) -> Path:
 
 
 @cache
+def _entry_points() -> Any:  # of another class from Python 3.12 on, which has `select` as well
+    """Return those of all installed packages, whose files are read once: 15 ms."""
+    return metadata.entry_points()
+
+
+@cache
 def offered(group: str) -> dict[str, metadata.EntryPoint]:
     """Return the entry points of `zo_sweeps.<group>` in installed packages, by name."""
-    return {point.name: point for point in metadata.entry_points(group=f"zo_sweeps.{group}")}
+    return {point.name: point for point in _entry_points().select(group=f"zo_sweeps.{group}")}
 
 
 def load(point: metadata.EntryPoint) -> Any:

@@ -19,6 +19,7 @@ from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import identity, write
 from zo_sweeps.methods.task import CHAT
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts
+from zo_sweeps.methods.update import Update
 from zo_sweeps.models.identity import ModelStatus, status
 from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
 from zo_sweeps.plan.planned_memory import RowTokens, gold_only, memory_of, tokens_forwarded, too_long
@@ -94,13 +95,13 @@ class Places:
         self._keys: dict[int, tuple[Any, str]] = {}  # id of a part -> the part, which so keeps its id, and its key
 
     def look(self, config: TrialConfig) -> Availability:
-        """Return the needs of a trial, looked up once for all of its seeds.
+        """Return the needs of a trial, looked up once for all of its seeds and learning rates.
 
         Raises UserError for parts incompatible with the model, or malformed data.
         """
         parts = tuple(self._key(getattr(config, name)) for name in config.__dataclass_fields__ if name != "seed")
         looked = self._once(parts, lambda: _with_keys(self._look(config)))
-        return replace(looked, config=replace(looked.config, seed=config.seed))
+        return replace(looked, config=replace(looked.config, seed=config.seed, update=config.update))
 
     def _look(self, config: TrialConfig) -> Availability:
         kind = config.method.kind
@@ -149,11 +150,11 @@ class Places:
         notes += remarks([config.departures])
         if not kind.generates and data.marks:
 
-            def drawn() -> list[str]:
+            def of_rows() -> list[str]:
                 spec = _spec(config)
                 return remarks([facts(spec, drawn_marks(spec, config.task, split, data.marks))], of_data=True)
 
-            notes += self._once((id(data), split), drawn)
+            notes += self._once((id(data), split), of_rows)
         if not kind.generates:
             notes += _not_read(config, model, data)
         dev = min(split.dev, config.task.dev_size or split.dev)
@@ -232,9 +233,13 @@ class Places:
         )
 
     def _key(self, part: Any) -> str:
-        """Return a text that identifies a part, ten times as fast as a fingerprint; most trials share the object."""
+        """Return a text that identifies a part, ten times as fast as a fingerprint; most trials share the object.
+
+        The learning rate of an update is left out: nothing that is looked up depends on it.
+        """
         if id(part) not in self._keys:
-            self._keys[id(part)] = part, json.dumps(write(part), sort_keys=True, default=str)
+            content = write(replace(part, lr=0.0) if isinstance(part, Update) else part)
+            self._keys[id(part)] = part, json.dumps(content, sort_keys=True, default=str)
         return self._keys[id(part)][1]
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
