@@ -20,7 +20,7 @@ class Anchored(RoundedUpdate):
     Against the random walk in directions that the objective does not constrain, in which evolution strategies lose what
     the model could do before. All parameters decay, those of one dimension as well.
 
-    State: {"start": {name: fp32}}, 4 bytes per trainable value, which a replay has from the weights that it begins with.
+    State: {"start": {name: fp32}}, 4 bytes per trainable value, which a replay has from the weights it begins with.
     A sparse space that chooses its entries anew begins anew. Cost: q noise passes. Source: anchored weight decay
     (Schweighofer et al., 2026, arXiv:2605.30148); the default of `decay` is ours.
     """
