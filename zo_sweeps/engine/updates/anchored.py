@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from zo_sweeps.engine.later import Tensor, rounding
+from zo_sweeps.engine.later import Tensor, rounding, torch
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate
@@ -20,8 +20,8 @@ class Anchored(RoundedUpdate):
     Against the random walk in directions that the objective does not constrain, in which evolution strategies lose what
     the model could do before. All parameters decay, those of one dimension as well.
 
-    State: {"start": {name: theta_0}}, up to 4 bytes per trainable value; a replay begins with it. A sparse space that
-    chooses its entries anew begins anew. Cost: q noise passes, and a parameter in fp32. Source: anchored weight decay
+    State: {"start": {name: fp32}}, 4 bytes per trainable value, which a replay has from the weights it begins with.
+    A sparse space that chooses its entries anew begins anew. Cost: q noise passes. Source: anchored weight decay
     (Schweighofer et al., 2026, arXiv:2605.30148); the default of `decay` is ours.
     """
 
@@ -37,11 +37,11 @@ class Anchored(RoundedUpdate):
         return move
 
     def init(self, params: Params) -> State:
-        return {"start": {name: param.detach().clone() for name, param in params.items()}}
+        return {"start": {name: param.detach().to(torch.float32, copy=True) for name, param in params.items()}}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
         def step(name: str, ghat: Tensor) -> Tensor:
-            distance = params[name].float() - state["start"][name].float()
+            distance = params[name].float() - state["start"][name]
             return ghat.add_(distance.mul_(self.decay))
 
         rounding.move_all(self, params, estimate, noise, lr, step)
