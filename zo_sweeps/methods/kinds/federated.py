@@ -60,6 +60,10 @@ class Federated(ZerothOrder):
     def batches(self) -> int:
         return 1 if self.own_directions else self.present
 
+    @property
+    def copies(self) -> int:
+        return int(self.local_steps > 1)  # of the round's theta
+
     def round_of(self, first: int, steps: int) -> range:
         """Return the steps of the round that begins with step `first`, of a run of so many: the last may be short."""
         return range(first, min(first + self.local_steps, steps + 1))
