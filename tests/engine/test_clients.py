@@ -245,10 +245,14 @@ def test_what_a_client_sends_is_checked() -> None:
     good = local.losses(lambda step: objective(1, step), 1, 0)
     assert received(sent(good)) == good, "fp32 holds a loss"
     first, second = DECOMFL.members(SEED, 1)
-    with pytest.raises(ValueError, match=f"client {second} sent 3 losses, not 4 per local step"):
+    with pytest.raises(ValueError, match="3 losses, not 4 for each of 2 local steps"):
         local.estimates(1, [good, good[:3]])
-    with pytest.raises(DivergedError, match=f"step 2, seed 5, client {first}: losses"):
+    with pytest.raises(DivergedError, match=f"step 2, seed 5, client {first}: nan"):
         local.estimates(1, [[*good[:7], float("nan")], good])
+    with pytest.raises(DivergedError, match=f"step 1, seed 5, client {second}: inf"):
+        local.estimates(1, [good, [*good[:3], float("inf"), *good[4:]]])
+    with pytest.raises(DivergedError, match="no client of the round of step 1"):
+        local.estimates(1, [None, None])
     with pytest.raises(ValueError, match="5 bytes are no losses"):
         received(b"12345")
     client = Client(local, second, lambda step: objective(second, step))
@@ -257,6 +261,34 @@ def test_what_a_client_sends_is_checked() -> None:
     absent = next(number for number in range(4) if number not in DECOMFL.members(SEED, 1))
     with pytest.raises(ValueError, match=f"client {absent} has no part in the round of step 1"):
         Client(local, absent, lambda step: objective(absent, step)).answer(b"")
+
+
+@pytest.mark.parametrize("protocol", [DECOMFL, FEDKSEED], ids=["shared", "own"])
+def test_a_client_without_an_answer_is_in_no_mean_and_the_log_replays(protocol: Federated) -> None:
+    local, objective = made(protocol, RGE(2, EPS))
+    both: list[list[list[float]]] = []
+
+    def gather(first: int) -> tuple[list[list[float] | None], int]:
+        members = enumerate(protocol.members(SEED, first))
+        both.append([local.losses(lambda step, c=c: objective(c, step), first, place) for place, c in members])
+        return [None, both[-1][1]], 0
+
+    log, _ = run(local, gather)
+    (own,) = [made(protocol, RGE(2, EPS))[0].of_client(1, 1, both[0][1])[0].coefs]
+    assert repr(log[0]) == repr(own), "NaN for the absent client's direction, or the other's alone"
+    assert ("nan" in repr(log)) == protocol.own_directions
+    replayed, _ = made(protocol, RGE(2, EPS))
+    rebuild(replayed.method, replayed.space, log, replayed.rates, seed=SEED)
+    assert digest(replayed.space.params) == digest(local.space.params)
+
+    # Another attempt from the middle of a round, in which all are present, keeps the steps that are logged.
+    again, of_all = made(protocol, RGE(2, EPS))
+    later, _ = simulated(again, of_all, log[:1])
+    assert repr(later[0]) == repr(log[0])
+    assert repr(later[1]) != repr(log[1])
+    replayed, _ = made(protocol, RGE(2, EPS))
+    rebuild(replayed.method, replayed.space, later, replayed.rates, seed=SEED)
+    assert digest(replayed.space.params) == digest(again.space.params)
 
 
 def test_a_huge_loss_of_one_client_is_bounded_by_clip() -> None:

@@ -60,3 +60,9 @@ def test_what_clients_cannot_do_is_refused_in_one_line(overrides: list[str], lin
     with pytest.raises(UserError) as raised:
         make(*KSEED, *overrides)
     assert line in str(raised.value)
+
+
+def test_a_plan_counts_the_copy_of_theta_that_local_steps_go_back_to() -> None:
+    one, several = (make(*ONE, f"method.local_steps={count}").needs for count in (1, 2))
+    assert (one.parts["trainable"], several.parts["trainable"]) == (0, one.parts["weights"])
+    assert several.memory_bytes == one.memory_bytes + one.parts["weights"], "all weights move"

@@ -101,6 +101,7 @@ REMARKS = (
         "directions were dropped from some steps, because a process that shared them was lost",
         above=0,
     ),
+    Remark("clients_left_out", "{} answers of clients are in no mean: they were lost, late or wrong", above=0),
     Remark(
         "rows_truncated",
         "{} rows exceed train.max_length, or the model's positions, and have lost part of their text",

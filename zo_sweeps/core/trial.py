@@ -82,6 +82,7 @@ class SharedSteps:
     mode: str = ""  # how points share forwards, for messages
     one_process: str = ""  # the reason why one process must evaluate all points, if there is one
     parts: int = 1  # of the minibatch's rows, which processes can evaluate apart
+    clients: int = 0  # that have a process each, besides the first; 0: processes share points
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "directions_redone": "by other processes, because a peer was lost or slow",
     "directions_dropped": "in all attempts",
     "rounds": "of clients",
+    "clients_left_out": "answers of clients that were lost, late or wrong, with rows of their own, in the last attempt",
     "client_bytes": "that a present client sends and receives in a round, mean over rounds: losses and coefficients",
     "client_bytes_up": "that all clients send in all rounds: losses",
     "client_bytes_down": "that they receive: coefficients, also of rounds in which they were absent",

@@ -15,17 +15,20 @@ import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.peers import Member, Peer, Team, pack_losses
 from zo_sweeps.engine.replay import rebuild, replay
 from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.step import Method, RunState, losses_at
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points, no_joules
 from zo_sweeps.engine.types import DivergedError
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.points import Estimate, Point
 from zo_sweeps.methods.schedule import Rates
@@ -94,32 +97,42 @@ class LocalSteps:
                     params[name].copy_(value)
         return losses
 
-    def estimates(self, first: int, of_clients: Sequence[Sequence[float]]) -> list[Estimate]:
+    def estimates(self, first: int, of_clients: Sequence[Sequence[float] | None]) -> list[Estimate]:
         """Return the estimates of the round's steps from the losses of its clients, in the order of `members`.
 
-        Raises DivergedError if a loss is not finite, and ValueError for a number of losses other than was asked for.
+        Clients without losses are left out of the mean; own directions of theirs have NaN in the log. Raises
+        DivergedError if a loss is not finite, or if there is none.
         """
-        estimates, members = [], self.protocol.members(self.seed, first)
-        steps = self.protocol.round_of(first, self.steps)
-        for k, step in enumerate(steps):
-            each = []
-            for place, (client, losses) in enumerate(zip(members, of_clients, strict=True)):
-                points = self.points(step, place)
-                if len(losses) != len(points) * len(steps):
-                    raise ValueError(f"client {client} sent {len(losses)} losses, not {len(points)} per local step")
-                own = losses[k * len(points) : (k + 1) * len(points)]
-                if not all(map(math.isfinite, own)):
-                    shown = ", ".join(f"{value:.6g}" for value in own)
-                    what = f"non-finite loss at step {step}, seed {self.seed}, client {client}"
-                    raise DivergedError(f"{what}: losses [{shown}]")
-                each.append(self.method.estimator.combine(points, own))
-            estimates.append(self._together(step, each))
-        return estimates
+        members, steps = self.protocol.members(self.seed, first), self.protocol.round_of(first, self.steps)
+        each: list[list[Estimate]] = [[] for _ in steps]
+        places = [place for place, losses in enumerate(of_clients) if losses is not None]
+        if not places:
+            raise DivergedError(f"no client of the round of step {first}, seed {self.seed}, has losses")
+        for place in places:
+            losses = of_clients[place] or ()
+            wrong = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
+            if wrong is not None:
+                step = steps[wrong * len(steps) // len(losses)]
+                what = f"non-finite loss at step {step}, seed {self.seed}, client {members[place]}"
+                raise DivergedError(f"{what}: {losses[wrong]}")
+            for estimates, one in zip(each, self.of_client(first, place, losses), strict=True):
+                estimates.append(one)
+        return [self._together(step, places, estimates) for step, estimates in zip(steps, each, strict=True)]
 
-    def _together(self, step: int, each: Sequence[Estimate]) -> Estimate:
+    def of_client(self, first: int, place: int, losses: Sequence[float]) -> list[Estimate]:
+        """Return the estimates of one client's local steps. Raises ValueError for another number of losses."""
+        steps, width = self.protocol.round_of(first, self.steps), len(self.points(first, place))
+        if len(losses) != width * len(steps):
+            raise ValueError(f"{len(losses)} losses, not {width} for each of {len(steps)} local steps")
+        parts = [losses[k * width : (k + 1) * width] for k in range(len(steps))]
+        combine = self.method.estimator.combine
+        return [combine(self.points(step, place), own) for step, own in zip(steps, parts, strict=True)]
+
+    def _together(self, step: int, places: Sequence[int], each: Sequence[Estimate]) -> Estimate:
         loss = _mean([estimate.loss for estimate in each])
         if self.protocol.own_directions:
-            coefs = [estimate.coefs[place] for place, estimate in enumerate(each)]
+            by_query = {place: estimate.coefs[place] for place, estimate in zip(places, each, strict=True)}
+            coefs = [by_query.get(query, math.nan) for query in range(self.protocol.present)]
         else:
             coefs = [_mean(of_query) for of_query in zip(*(estimate.coefs for estimate in each), strict=True)]
         return Estimate.mean(self.seed, step, coefs, loss)
@@ -134,6 +147,49 @@ def _mean(values: Sequence[float]) -> float:
     for value in values:
         total += value
     return total / len(values)
+
+
+def coefficients(log: Sequence[Sequence[float]]) -> bytes:
+    """Encode the steps that a client has not applied yet."""
+    return b"".join(pack_losses(line) for line in log)
+
+
+class ClientTeam(Team):
+    """The clients as the server sees them: client c is the c-th of the peers; the first message to it is c, 4 bytes.
+
+    A client that is lost or late has no answer. A late one that answers in the meantime takes part again. `up` and
+    `down` count the bytes of answers and questions.
+    """
+
+    def __init__(self, peers: Sequence[Peer], **options: Any) -> None:
+        super().__init__(peers, Mode.SEQUENTIAL, **options)
+        self._clients = list(self._members)
+        self._greeted: set[int] = set()
+        self.up = self.down = 0
+
+    def answers(self, members: Sequence[int], log: Sequence[Sequence[float]]) -> list[bytes | None]:
+        """Return what the members of a round answer to the log so far."""
+        asked: dict[int, Member] = {}
+        for number in members:
+            member = self._clients[number]
+            if member in self._members and member.waiting:
+                self._heard(member, 0.0)  # discard a late answer to an earlier round
+            if member in self._members and not member.waiting:
+                message = coefficients(log[member.sent :])
+                self.down += len(message)
+                member.peer.ask(message if number in self._greeted else struct.pack("<I", number) + message)
+                self._greeted.add(number)
+                member.waiting, member.sent, asked[number] = True, len(log), member
+        deadline = time.monotonic() + self._patience
+        answers = [self._heard(asked[number], deadline) if number in asked else None for number in members]
+        self.up += sum(len(answer) for answer in answers if answer is not None)
+        return answers
+
+    def expel(self, number: int, why: str) -> None:
+        """Take no more answers of a client that does not keep to the protocol."""
+        self._members.remove(self._clients[number])
+        self.lost += 1
+        self._on_loss(f"client {number}: {why}")
 
 
 class Client:
@@ -167,7 +223,7 @@ class Client:
 
 def train_in_rounds(
     local: LocalSteps,
-    gather: Callable[[int], tuple[Sequence[Sequence[float]], int]],
+    gather: Callable[[int], tuple[Sequence[Sequence[float] | None], int]],
     evaluate_dev: Callable[[], Scores],
     *,
     eval_every: int,
@@ -178,8 +234,8 @@ def train_in_rounds(
     """Run the rounds after those that `log` has whole, as `train` runs steps.
 
     Args:
-        gather: first step of a round -> the losses of its clients, and the tokens that they forwarded. It is called
-            with theta at the round's beginning.
+        gather: first step of a round -> the losses of its clients (None: it has none), and the tokens that they
+            forwarded. It is called with theta at the round's beginning.
 
     A round's time is spread evenly over its steps: of simulated clients, that of all of them, in turn. Dev is
     scored after any step, also within a round, with the weights that the log has there. Raises
@@ -197,6 +253,8 @@ def train_in_rounds(
         estimates = local.estimates(first, losses)
         seconds, spent = (time.perf_counter() - began) / count, (joules() - spent) / count
         for number, estimate in enumerate(estimates, start=first):
+            if number <= len(log):  # of an earlier attempt, whose clients may have been others
+                estimate = replace(local.method.estimator.from_log(seed, number, log[number - 1]), loss=estimate.loss)
             began, lr = time.perf_counter(), local.rates(number)
             measured = LostUpdates.is_measured(number) and not local.method.update.rounds_randomly
             lost = LostUpdates() if measured else None

@@ -84,7 +84,7 @@ def pack_losses(losses: Sequence[float]) -> bytes:
 
 
 @dataclass
-class _Member:
+class Member:
     peer: Peer
     ready: bool = False
     waiting: bool = True  # for its answer; initially for its message of readiness
@@ -120,7 +120,7 @@ class Team:
             raise ValueError(f"mode {mode.value!r} cannot drop directions: {why}")
         self.exchanged = self.dropped = self.redone = self.lost = 0
         self._mode, self._agreed, self._drop, self._patience, self._on_loss = mode, agreed, drop, patience, on_loss
-        self._members = [_Member(peer) for peer in peers]
+        self._members = [Member(peer) for peer in peers]
         self._log: list[tuple[float, ...]] = []
 
     def ready(self) -> int:
@@ -159,13 +159,13 @@ class Team:
         arrived = sorted(losses)
         return [points[i] for i in arrived], [losses[i] for i in arrived]
 
-    def _ask(self, member: _Member, share: Sequence[int]) -> None:
+    def _ask(self, member: Member, share: Sequence[int]) -> None:
         message = pack(member.sent, self._log[member.sent :], share)
         member.peer.ask(message)
         member.waiting, member.sent = True, len(self._log)
         self.exchanged += len(message)
 
-    def _heard(self, member: _Member, deadline: float) -> bytes | None:
+    def _heard(self, member: Member, deadline: float) -> bytes | None:
         """Return a follower's answer; None if it has not answered by the deadline, or is lost."""
         try:
             answer = member.peer.answer(max(0.0, deadline - time.monotonic()))

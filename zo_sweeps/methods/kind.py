@@ -54,6 +54,11 @@ class Kind(Definition):
         return 1
 
     @property
+    def copies(self) -> int:
+        """Copies of the trainable parameters that a step keeps, besides those of its update and directions."""
+        return 0
+
+    @property
     def new_tokens(self) -> int:
         """Tokens generated per round."""
         return 0

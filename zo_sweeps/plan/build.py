@@ -22,6 +22,7 @@ from zo_sweeps.core.trial import SharedSteps, Trial
 from zo_sweeps.devices.speed import format_times
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.evaluation import Restore
+from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.parts import ModelSource, Train
 from zo_sweeps.methods.precision import FASTEST
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -263,9 +264,12 @@ def _trial(trial_id: str, looked: Availability, searched: Mapping[str, Any], row
 
 
 def _shared_steps(config: TrialConfig) -> SharedSteps | None:
-    """Return how processes can share the steps of a trial; None if they cannot: not zeroth order, or of clients."""
-    if not config.method.kind.estimates or config.method.kind.of_clients:
+    """Return how processes can share the steps of a trial; None if it has no zeroth-order steps."""
+    kind = config.method.kind
+    if not kind.estimates:
         return None
+    if isinstance(kind, Federated):
+        return SharedSteps(0, clients=kind.clients)
     why = ""
     if config.evaluation.restore is Restore.IN_PLACE:
         why = "evaluation.restore=in_place, unlike exact, leaves rounding in theta at every point"

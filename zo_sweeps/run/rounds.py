@@ -1,12 +1,15 @@
-"""The runner of federated trials: all clients of a round, one after the other, in this process."""
+"""Federated trials: the server's runner, with clients in processes of their own or simulated here, and a client."""
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterator
 from functools import partial
 
+from zo_sweeps.core.events import PeerLost, PeersReady
 from zo_sweeps.engine.batch import indices
-from zo_sweeps.engine.clients import LocalSteps, train_in_rounds
+from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, received, train_in_rounds
 from zo_sweeps.engine.evaluate import Objective
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, of_batch
@@ -14,40 +17,103 @@ from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.training import ZerothOrderRunner
+from zo_sweeps.run.workbench import Workbench, encode_rows
+from zo_sweeps.tasks.data import read_rows
+from zo_sweeps.tasks.encode import EncodedExample
 from zo_sweeps.tasks.shards import shards
+from zo_sweeps.tasks.spec import TaskSpec
+
+
+class ClientRows:
+    """The rows of clients, each read when it is first asked for; `tokens` counts those of their minibatches."""
+
+    def __init__(self, bench: Workbench, kind: Federated, space: InstalledSpace) -> None:
+        self._bench, self._kind, self._space = bench, kind, space
+        self._rows: dict[int, list[EncodedExample]] = {}
+        self.tokens = 0
+
+    def of(self, client: int) -> list[EncodedExample]:
+        """Return a client's rows. Raises UserError if its file cannot be read, or there are too few rows to divide."""
+        bench, config, kind = self._bench, self._bench.config, self._kind
+        if client not in self._rows and kind.files:
+            spec = TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
+            rows = read_rows(spec, config.task, config.data.dir, f"{kind.files}{client}")
+            self._rows[client] = encode_rows(config, bench.model, spec, rows)
+        elif client not in self._rows:
+            train = bench.splits.train
+            divided = shards([example.gold for example in train], kind.clients, kind.alpha, config.seed)
+            self._rows = {number: [train[row] for row in own] for number, own in enumerate(divided)}
+        return self._rows[client]
+
+    def objective(self, client: int, step: int) -> Objective:
+        """Return f of a client's minibatch at a step of the run."""
+        bench, own, size = self._bench, self.of(client), self._bench.config.train.batch
+        assert size is not None
+        batch = bench.collated([own[i] for i in indices(bench.config.seed, step, len(own), size)])
+        self.tokens += batch.tokens
+        return of_batch(bench.model, batch, bench.objective.loss, self._space)
+
+
+def local_steps(bench: Workbench, kind: Federated, method: Method, space: InstalledSpace) -> LocalSteps:
+    """Return what a client of the trial computes over an installed space."""
+    config, bound = bench.config, method.bind(space.params)
+    return LocalSteps(kind, bound, bench.model.module, space, bench.rates(), config.seed, config.train.steps)
 
 
 class Rounds(ZerothOrderRunner):
-    """A federated trial whose clients are simulated: theta is the same for all of them when a round begins."""
+    """A federated trial: with a process for each client, or simulated, with theta the same for all in a round."""
+
+    _clients: ClientTeam | None = None
+    _left_out = 0
+
+    def _gather(self, space: InstalledSpace) -> None:
+        """Wait for the clients' processes, if they have any."""
+        if self.sharing is None:
+            return
+
+        def on_loss(why: str) -> None:
+            self.recorder.emit(PeerLost(reason=why))
+
+        agreed, patience = self.bench.agreed(space), self.sharing.patience
+        self._clients = ClientTeam(self.sharing.peers, agreed=agreed, patience=patience, on_loss=on_loss)
+        self.recorder.measured["workers"] = 1.0 + self._clients.ready()
+        self.recorder.emit(PeersReady(names=tuple(self.sharing.names)))
+
+    def _release(self) -> None:
+        if self._clients is not None:
+            exchanged = self._clients.up + self._clients.down
+            self.recorder.measured["peers_lost"] = float(self._clients.lost)
+            self.recorder.measured["exchanged_bytes_per_step"] = exchanged / max(1, self.recorder.steps_run)
+            self.recorder.measured["clients_left_out"] = float(self._left_out)
 
     def _steps(self, method: Method, space: InstalledSpace, peers: Peers | None) -> Iterator[StepDone | Evaluated]:
-        bench, config, kind = self.bench, self.config, self.config.method.kind
+        bench, config, kind, recorder = self.bench, self.config, self.config.method.kind, self.recorder
         assert isinstance(kind, Federated)
-        method = method.bind(space.params)
-        local = LocalSteps(kind, method, bench.model.module, space, bench.rates(), config.seed, config.train.steps)
-        train, size, tokens = bench.splits.train, config.train.batch, 0
-        assert size is not None
-        rows = shards([example.gold for example in train], kind.clients, kind.alpha, config.seed)
-
-        def objective(client: int, step: int) -> Objective:
-            nonlocal tokens
-            own = rows[client]
-            batch = bench.collated([train[own[i]] for i in indices(config.seed, step, len(own), size)])
-            tokens += batch.tokens * len(local.points(step, 0))
-            return of_batch(bench.model, batch, bench.objective.loss, space)
-
-        def gather(first: int) -> tuple[list[list[float]], int]:
-            nonlocal tokens
-            tokens = 0
-            members = enumerate(kind.members(config.seed, first))
-            losses = [local.losses(partial(objective, client), first, place) for place, client in members]
-            return losses, tokens
-
-        directions = method.estimator.directions(method.d)
+        local, rows = local_steps(bench, kind, method, space), ClientRows(bench, kind, space)
         of_client = len(local.points(1, 0))
+
+        def simulated(first: int, place: int, client: int) -> list[float]:
+            return local.losses(partial(rows.objective, client), first, place)
+
+        def gather(first: int) -> tuple[list[list[float] | None], int]:
+            rows.tokens = 0
+            members = [*enumerate(kind.members(config.seed, first))]
+            losses: list[list[float] | None]
+            if self._clients is None:
+                losses = [simulated(first, *one) for one in members]
+            else:
+                answers = self._clients.answers([client for _, client in members], recorder.coefs[: first - 1])
+                losses = [self._checked(local, first, *one) for one in zip(members, answers, strict=True)]
+                if kind.files or (self.sharing is not None and self.sharing.drop):
+                    self._left_out += losses.count(None)
+                else:
+                    losses = [simulated(first, *members[at]) if own is None else own for at, own in enumerate(losses)]
+            return losses, rows.tokens * of_client
+
         rounds = -(-config.train.steps // kind.local_steps)
+        directions = local.method.estimator.directions(local.method.d)
         up, down = kind.traffic(config.seed, config.train.steps, of_client, directions)
-        self.recorder.measured |= {
+        recorder.measured |= {
             "rounds": float(rounds),
             "client_bytes_up": float(up),
             "client_bytes_down": float(down),
@@ -58,7 +124,45 @@ class Rounds(ZerothOrderRunner):
             gather,
             bench.score_dev,
             eval_every=config.train.eval_every,
-            log=list(self.recorder.coefs),
-            evaluated=set(self.recorder.evaluations),
-            joules=self.recorder.energy.joules,
+            log=list(recorder.coefs),
+            evaluated=set(recorder.evaluations),
+            joules=recorder.energy.joules,
         )
+
+    def _checked(
+        self, local: LocalSteps, first: int, member: tuple[int, int], answer: bytes | None
+    ) -> list[float] | None:
+        """Return the losses of an answer; None if it is none. Names a client whose losses cannot be of its rows."""
+        place, client = member
+        assert self._clients is not None
+        if answer is None:
+            return None
+        try:
+            losses = received(answer)
+            estimates = local.of_client(first, place, losses)
+        except ValueError as error:
+            self._clients.expel(client, str(error))
+            return None
+        if not all(math.isfinite(value) for value in losses):
+            self._clients.expel(client, f"a loss is not finite at step {first}")
+            return None
+        clip = getattr(local.method.estimator, "clip", 0.0)
+        if clip and any(abs(g) >= clip for one in estimates for g in one.coefs):
+            what = f"client {client} sent losses at step {first} whose coefficient is beyond estimator.clip={clip:g}"
+            self.recorder.say(f"client {client}", f"{what}, which bounds it")
+        return losses
+
+
+class ClientProcess:
+    """A client in a process of its own, whose number is the beginning of the first message to it."""
+
+    def __init__(self, bench: Workbench, space: InstalledSpace, kind: Federated) -> None:
+        self._local, self._rows = local_steps(bench, kind, bench.method(), space), ClientRows(bench, kind, space)
+        self._client: Client | None = None
+
+    def answer(self, question: bytes) -> bytes:
+        """Answer a question of `ClientTeam`."""
+        if self._client is None:
+            (number,), question = struct.unpack_from("<I", question), question[4:]
+            self._client = Client(self._local, number, partial(self._rows.objective, number))
+        return self._client.answer(question)

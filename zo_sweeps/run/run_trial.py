@@ -16,9 +16,11 @@ from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.devices.peak_memory import MemoryMeter, is_out_of_memory, set_aside
 from zo_sweeps.engine.peers import Follower
 from zo_sweeps.engine.types import DivergedError
+from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.trial_config import TrialConfig, code_of
 from zo_sweeps.run import workbench
 from zo_sweeps.run.recorder import Nowhere, Recorder
+from zo_sweeps.run.rounds import ClientProcess
 from zo_sweeps.run.runner import PausedError, StoppedError, runner_of
 from zo_sweeps.run.workbench import Workbench
 
@@ -109,16 +111,23 @@ class Following:
 
     def __init__(self, trial: Trial, journal: Sequence[Event]) -> None:
         config = TrialConfig.of(trial.config)
-        bench = Workbench(config, trial.warm_key, Recorder(trial, Nowhere(), journal))
-        bench.load()
+        bench, kind = Workbench(config, trial.warm_key, Recorder(trial, Nowhere(), journal)), config.method.kind
+        if isinstance(kind, Federated) and kind.files:
+            bench.load_without_rows()
+        else:
+            bench.load()
         self._space = bench.install()
         self.ready = bench.agreed(self._space)
-        self._follower = Follower(
-            bench.method(), bench.model, self._space, bench.losses(self._space), bench.rates(), seed=config.seed
-        )
+        self._follower: ClientProcess | Follower
+        if isinstance(kind, Federated):
+            self._follower = ClientProcess(bench, self._space, kind)
+        else:
+            self._follower = Follower(
+                bench.method(), bench.model, self._space, bench.losses(self._space), bench.rates(), seed=config.seed
+            )
 
     def answer(self, question: bytes) -> bytes:
-        """Answer a question of the trial's `Team`; see `zo_sweeps.engine.peers`."""
+        """Answer a question of the trial's `Team`; see `zo_sweeps.engine.peers` and `zo_sweeps.engine.clients`."""
         return self._follower.answer(question)
 
     def leave(self) -> None:

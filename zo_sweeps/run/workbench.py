@@ -123,7 +123,7 @@ def _drop() -> None:
 
 def examples(config: TrialConfig, model: CausalModel) -> EncodedSplits:
     """Return the trial's splits, encoded or from the cache."""
-    length = min(config.train.max_length, model.max_positions - config.space.positions)
+    length = longest_of(config, model)
     shown = config.method.kind.demonstrations
     parts = [write(part) for part in (config.task, config.prompt, config.split, config.data, config.model)]
     key = fingerprint([*parts, length, shown and [shown, config.seed]])
@@ -136,11 +136,9 @@ def examples(config: TrialConfig, model: CausalModel) -> EncodedSplits:
         icl = Demonstrator(spec, solved, shown, config.seed, model.tokenizer, length, front=model.front)
 
         def encoded(split: str, rows: Iterable[Mapping[str, Any]]) -> list[EncodedExample]:
-            if isinstance(model, MaskedLanguageModel):
-                return [encode_masked(spec, row, model.tokenizer, length) for row in rows]
-            if shown and split != "train":
+            if shown and split != "train" and not isinstance(model, MaskedLanguageModel):
                 return [icl.encode(row, split, i) for i, row in enumerate(rows)]
-            return [encode(spec, row, model.tokenizer, length, front=model.front) for row in rows]
+            return encode_rows(config, model, spec, rows)
 
         if len(_encoded) >= 4:
             _encoded.pop(next(iter(_encoded)))
@@ -149,6 +147,21 @@ def examples(config: TrialConfig, model: CausalModel) -> EncodedSplits:
         known = facts(spec, {split: [mark(spec, row) for row in of] for split, of in rows.items()})
         _encoded[key] = EncodedSplits(spec, **by_split, test_rows=digest_rows(spec, splits.test), facts=known)
     return _encoded[key]
+
+
+def encode_rows(
+    config: TrialConfig, model: CausalModel, spec: TaskSpec, rows: Iterable[Mapping[str, Any]]
+) -> list[EncodedExample]:
+    """Return the rows as tokens, without demonstrations."""
+    length = longest_of(config, model)
+    if isinstance(model, MaskedLanguageModel):
+        return [encode_masked(spec, row, model.tokenizer, length) for row in rows]
+    return [encode(spec, row, model.tokenizer, length, front=model.front) for row in rows]
+
+
+def longest_of(config: TrialConfig, model: CausalModel) -> int:
+    """Return the tokens that a row has at most."""
+    return min(config.train.max_length, model.max_positions - config.space.positions)
 
 
 OTHER_START = (
@@ -176,15 +189,10 @@ class Workbench:
 
         The last is the dialect's own objective, which dev and test losses use.
         """
-        self.model = base_model(self.config, self.warm_key, self.devices)
-        self._same_codes()
+        self.load_without_rows()
         if self.config.method.kind.generates:
             return
         self.splits = examples(self.config, self.model)
-        self.evaluated = self.splits.spec.objective
-        name = self.config.train.objective
-        objective: Any = self.evaluated if name == OWN else member("objective", name)()
-        self.objective: Objective = objective
         every = (*self.splits.train, *self.splits.dev, *self.splits.test)
         self.recorder.measured["rows_truncated"] = float(sum(example.truncated for example in every))
         self.recorder.measured |= self.splits.facts
@@ -192,6 +200,17 @@ class Workbench:
             rows = len(self.splits.train)
             short = self.config.split.short_of(rows, len(self.splits.spec.labels))
             self.recorder.measured |= {"train_rows": float(rows), "train_rows_short": float(short)}
+
+    def load_without_rows(self) -> None:
+        """Load the model, and the objectives if the kind has rows."""
+        config = self.config
+        self.model = base_model(config, self.warm_key, self.devices)
+        self._same_codes()
+        if not config.method.kind.generates:
+            self.evaluated = TaskSpec.of(config.task, config.prompt.name, config.prompt.system).objective
+            name = config.train.objective
+            objective: Any = self.evaluated if name == OWN else member("objective", name)()
+            self.objective: Objective = objective
 
     def method(self) -> Method:
         """Return the engine's method, composed of the members that the trial names."""

@@ -261,8 +261,11 @@ def agents() -> Agents:
 
 
 def processes(options: Executor, trial: Trial) -> int:
-    """Return the number of a trial's processes: only zeroth-order steps are shared."""
-    return options.workers if trial.shared_steps else 1
+    """Return the number of a trial's processes: only zeroth-order steps are shared, by points or by clients."""
+    shared = trial.shared_steps
+    if shared is None or (shared.clients and options.workers != 1 + shared.clients):
+        return 1
+    return options.workers
 
 
 def must_share(options: Executor, trials: Iterable[Trial]) -> None:
@@ -270,7 +273,7 @@ def must_share(options: Executor, trials: Iterable[Trial]) -> None:
     where = f"executor.workers={options.workers}"
     for trial in trials if options.workers > 1 else ():
         shared = trial.shared_steps
-        if shared is None:
+        if shared is None or shared.clients:
             continue
         if shared.one_process:
             raise UserError(

@@ -207,11 +207,8 @@ def open_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> 
     On the hub, whose test labels are hidden, "validation" and "test" are both the task's test split, as in MeZO. Raises
     UserError if the split cannot be read, or a row does not fit the task; of the hub, when that row is read.
     """
-    folder = _folder(task, data_dir)
-    if folder is not None:
-        path = path_of(folder, split)
-        with reading():
-            rows = list(_checked(path.read_bytes(), path, spec))
+    if _folder(task, data_dir) is not None:
+        rows = read_rows(spec, task, data_dir, split)
         return len(rows), rows.__getitem__
     if (hub := task.hub) is None:
         raise UserError(f"task {spec.name!r} is read from a local folder; set data.dir")
@@ -229,6 +226,16 @@ def open_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> 
         return row
 
     return len(dataset), get
+
+
+def read_rows(spec: TaskSpec, task: Task, data_dir: str | None, name: str) -> list[Row]:
+    """Return the rows of the file `name`.jsonl in a task's folder. Raises UserError as `open_split` does."""
+    folder = _folder(task, data_dir)
+    if folder is None:
+        raise UserError(f"task {spec.name!r} is read from a local folder; set data.dir")
+    path = path_of(folder, name)
+    with reading():
+        return list(_checked(path.read_bytes(), path, spec))
 
 
 def _folder(task: Task, data_dir: str | None) -> Path | None:

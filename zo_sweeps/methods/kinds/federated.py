@@ -25,6 +25,10 @@ class Federated(ZerothOrder):
     replay, checkpoints and archives are the same. Whoever missed rounds replays their coefficients. One client with
     K = 1 is MeZO, bit for bit. All clients have the same weight, whatever their rows.
 
+    With `executor.workers` one more than `clients`, each has a process of its own, which reads its own rows alone where
+    they are in `files`. With any other number they are simulated, in turn, with the same result. The first process
+    evaluates a client that is lost or late, and leaves it out where rows are in `files`.
+
     Bytes: a client sends 4 per point and local step, and receives 8 per coefficient of every step of the run before
     its round. Source: shared directions, Li et al., Achieving dimension-free communication in federated learning via
     zeroth-order optimization (DeComFL), 2024; own ones, with perturbation=seed_pool, Qin et al., Federated
@@ -41,6 +45,9 @@ class Federated(ZerothOrder):
     alpha: float | None = option(
         None, "each label's rows are divided in shares from Dirichlet(alpha); null: at random, evenly", above=0
     )
+    files: str = option(
+        "", "how the names of files of a client's own rows begin, in the task's folder: client_ for client_0.jsonl, ..."
+    )
     own_directions: bool = option(False, "a direction per client (FedKSeed); false: they share q directions (DeComFL)")
 
     def __post_init__(self) -> None:
@@ -52,6 +59,10 @@ class Federated(ZerothOrder):
     @property
     def batches(self) -> int:
         return 1 if self.own_directions else self.present
+
+    @property
+    def copies(self) -> int:
+        return int(self.local_steps > 1)  # of the round's theta
 
     def round_of(self, first: int, steps: int) -> range:
         """Return the steps of the round that begins with step `first`, of a run of so many: the last may be short."""
