@@ -162,7 +162,7 @@ def edited(files: Files, trial_id: str, edit: Callable[[dict[str, Any], int], No
 def test_a_reader_computes_every_trial_again(
     swept: Swept, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Workbench, "losses", None)  # no step is taken for the weights
+    monkeypatch.setattr(Workbench, "batch", None)  # no step is taken for the weights
     status, text = said(capsys, "verify", swept.file, "--key", swept.public, *swept.copies)
     assert status == 0, text
     lines = text.splitlines()

@@ -48,7 +48,8 @@ def test_losses_are_those_of_the_two_protocols() -> None:
     for name, dialect in cases():
         losses.setdefault(dialect, {})[name] = load_task(name)["dialects"][dialect]["loss"]
     tokens = {name for name, loss in losses["mezo"].items() if loss == "tokens"}
-    assert tokens == {"copa", "winogrande", "squad", "record", "drop", "trec", "demo_sums"}
+    rewarded = {"demo_sums", "demo_concise", "gsm8k", "gym_products"}
+    assert tokens == {"copa", "winogrande", "squad", "record", "drop", "trec", *rewarded}
     assert {name for name, loss in losses["sensitive_llama2"].items() if loss == "tokens"} == {"copa"}
     assert set(losses["prge"].values()) == {"tokens"}
     assert set(losses["mezo_medium"].values()) == {"label_words"}

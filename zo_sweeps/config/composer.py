@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +310,12 @@ class Composer:
         except OmegaConfBaseException as error:
             raise explained(error, [], lambda _: str(files[0])) from None
 
+    @cached_property
+    def _scratch(self) -> DictConfig:
+        """The schema's values, for `check_value` to set: new ones per value would be slow."""
+        values: DictConfig = OmegaConf.structured(Config)
+        return values
+
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""
         if (path, repr(value)) in self._checked:
@@ -317,17 +323,10 @@ class Composer:
         if path.split(".")[0] not in TRIAL_KEYS:
             raise unknown("key", path, TRIAL_KEYS, where=where)
         try:
-            OmegaConf.update(_scratch(), path, value)
+            OmegaConf.update(self._scratch, path, value)
         except OmegaConfBaseException as error:
             raise explained(error, [], lambda _: where) from None
         self._checked.add((path, repr(value)))
-
-
-@cache
-def _scratch() -> DictConfig:
-    """The schema's values, for `check_value` to set: new ones per value would be slow."""
-    values: DictConfig = OmegaConf.structured(Config)
-    return values
 
 
 KINDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "text"}

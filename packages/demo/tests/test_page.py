@@ -59,6 +59,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
+@pytest.fixture(autouse=True)
+def _main(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streamlit puts its page in place of this process's main module, which `multiprocessing` would start in children."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+
 @pytest.fixture(scope="module")
 def prepared(folder: Path) -> Run:
     return runs.prepare(Page(folder), CHOICE)
