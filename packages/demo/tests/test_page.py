@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _main(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streamlit puts its page in place of this process's main module, which `multiprocessing` would start in children."""
+    """Streamlit puts its page in the place of the main module, with which `multiprocessing` starts children."""
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
