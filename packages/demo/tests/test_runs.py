@@ -62,6 +62,13 @@ def test_what_is_offered_is_here_and_trains_by_estimates(page: Page) -> None:
     assert there.methods["prge"].startswith("P-RGE: q directions over LoRA-FA")
 
 
+def test_a_method_of_a_package_that_is_not_there_is_not_offered(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "names", lambda axis: ("zo",))
+    assert "mezo" in runs.offered(page).methods
+    monkeypatch.setattr(runs, "names", lambda axis: ("fo",))
+    assert not runs.offered(page).methods
+
+
 def test_rows_of_a_folder_are_offered_and_so_is_what_the_command_line_names(page: Page, tmp_path: Path) -> None:
     (tmp_path / "data" / "sst2").mkdir(parents=True)
     own = replace(page, overrides=(f"data.dir={tmp_path / 'data'}", "model=llama2_7b"))

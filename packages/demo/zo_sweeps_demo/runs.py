@@ -24,7 +24,7 @@ from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.methods.metric import Metric, Of
 from zo_sweeps.methods.parts import ModelSource
-from zo_sweeps.methods.registry import member
+from zo_sweeps.methods.registry import member, names
 from zo_sweeps.methods.task import CHAT
 from zo_sweeps.methods.task_kind import TaskKind
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -129,10 +129,12 @@ def offered(page: Page) -> Offered:
         for name, one in read["task"].items()
         if one.get("source") or ("data.dir" in given and (rows / (one.get("local") or name)).is_dir())
     }
+    # A kind of a package that is not installed trains nothing here.
+    kinds = {name: str(one["method"]["kind"]) for name, one in read["method"].items()}
     methods = {
         name: _comment(files["method"][name])
-        for name, one in read["method"].items()
-        if getattr(member("kind", str(one["method"]["kind"])), "estimates", False)
+        for name, kind in kinds.items()
+        if kind in names("kind") and getattr(member("kind", kind), "estimates", False)
     }
     named = {group: {given[group]: ""} if group in given else {} for group in read}
     return Offered({**models, **named["model"]}, {**tasks, **named["task"]}, {**methods, **named["method"]})
