@@ -20,8 +20,8 @@ SHARD = 8 * 2**20
 
 
 @pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.parametrize("source", ["local", pytest.param("random", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("source", ["local", "random"])
 def test_loading_takes_the_memory_of_the_codes_and_of_one_tensor(source: str, tmp_path: Path) -> None:
     """Of a model whose projections are 50 MiB in fp32, in shards of at most 8 MiB; random weights of one module."""
     if source == "local":

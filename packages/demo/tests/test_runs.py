@@ -184,6 +184,7 @@ def test_rows_with_another_answer_come_first() -> None:
     assert compared.right([Answer("row", "3.1", None)]) == "–", "numbers are not right or wrong"
 
 
+@pytest.mark.long
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_and_has_answers_and_weights(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
