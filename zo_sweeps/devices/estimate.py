@@ -88,7 +88,7 @@ def memory_by_part(
     update: Update,
     *,
     trainable: int,
-    noise_copies: int = 0,
+    copies: int = 0,
     held: float = 0,
     on_host: bool = False,
 ) -> dict[Part, float]:
@@ -124,7 +124,7 @@ def memory_by_part(
         kind: whether parameters move, and by gradients or estimates; in which formats, and what is computed again.
         precision: how the weights are stored; space, update: what moves, and the state beside it.
         trainable: number of trained parameters.
-        noise_copies: fp32 copies of them in the state of the directions.
+        copies: fp32 copies of them, of the kind and in the state of the directions.
         held: values of a full space's noise that are there at a time, at most; 0: it is added as it is made.
         on_host: whether the trial computes in the host's memory, where the best weights so far are kept as well, and
             8-bit Adam computes with five fp32 copies of a parameter.
@@ -158,7 +158,7 @@ def memory_by_part(
     if not trains:
         forward = scoring if batches.scoring.tokens else forwards.step(batches)
         return {**parts, **_larger(forward, generation)}
-    states = update.state_copies * update.state_bits / 32 + noise_copies
+    states = update.state_copies * update.state_bits / 32 + copies
     updating: float = 0
     if kind.backpropagates:
         inputs = None if space.moves_base or space.sparse else space.moved(arch).inputs(space.layers)

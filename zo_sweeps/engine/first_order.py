@@ -61,45 +61,79 @@ def train(
     a copy of every multiplied weight until the backward pass is over. Raises DivergedError before the update.
     """
     due = set(evaluation_points(steps, eval_every))
-    params = list(space.params.values())
-    for param in params:
+    with trained(space):
+        one = GradientSteps(
+            model, space, loss, update, steps=steps, seed=seed, autocast=autocast, layers=layers, joules=joules
+        )
+        for number in range(1, steps + 1):
+            yield one.take(number, batches(number))
+            if number in due:
+                yield evaluated_at(number, evaluate_dev, seed)
+
+
+@contextmanager
+def trained(space: InstalledSpace) -> Iterator[None]:
+    """Let backward passes reach a space's parameters within the block."""
+    for param in space.params.values():
         param.requires_grad_(True)
-    rates = update.rates(steps)
-    device = params[0].device.type
-    scaler = torch.amp.GradScaler(device, enabled=autocast is not None)
-    passes = Layerwise(model, layers)
-    owned = passes.owned(space.params) if layers else [space.params]
-    steppers = [update.optimizer(_groups(own, getattr(update, "weight_decay", 0.0))) for own in owned]
-    for number in range(1, steps + 1):
-        spent, began = joules(), time.perf_counter()
-        batch = batches(number)
-        with torch.autocast(device, autocast, enabled=autocast is not None):
-            logprobs = passes.token_logprobs(batch) if layers else token_logprobs(model, batch)
-            value = loss(logprobs, batch)[0]
+    try:
+        yield
+    finally:
+        for param in space.params.values():
+            param.requires_grad_(False)
+
+
+class GradientSteps:
+    """The steps of a run, or of a part of it that begins without an optimizer's state; arguments as in `train`."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        space: InstalledSpace,
+        loss: Loss,
+        update: Update,
+        *,
+        steps: int,
+        seed: int,
+        autocast: torch.dtype | None = None,
+        layers: Sequence[nn.Module] = (),
+        joules: Callable[[], float] = no_joules,
+    ) -> None:
+        self._model, self._loss, self._rates, self._seed = model, loss, update.rates(steps), seed
+        self._autocast, self._joules, self._layers = autocast, joules, layers
+        self._device = next(iter(space.params.values())).device.type
+        self._scaler = torch.amp.GradScaler(self._device, enabled=autocast is not None)
+        self._passes = Layerwise(model, layers)
+        self._owned = self._passes.owned(space.params) if layers else [space.params]
+        decay = getattr(update, "weight_decay", 0.0)
+        self._steppers = [update.optimizer(_groups(own, decay)) for own in self._owned]
+
+    def take(self, number: int, batch: Batch) -> StepDone:
+        """Move the parameters by the gradients of a minibatch. Raises DivergedError before, for a loss not finite."""
+        spent, began = self._joules(), time.perf_counter()
+        with torch.autocast(self._device, self._autocast, enabled=self._autocast is not None):
+            logprobs = self._passes.token_logprobs(batch) if self._layers else token_logprobs(self._model, batch)
+            value = self._loss(logprobs, batch)[0]
         if not math.isfinite(f := value.item()):
-            raise DivergedError(f"non-finite loss at step {number}, seed {seed}: {f}")
+            raise DivergedError(f"non-finite loss at step {number}, seed {self._seed}: {f}")
         with counted_as(Part.LOGITS):  # until the gradient reaches the head's input: see `token_logprobs`
-            scaler.scale(value).backward()
+            self._scaler.scale(value).backward()
         del value, logprobs  # whose graph has hidden states
-        lost = LostUpdates() if LostUpdates.is_measured(number) else None
-        for i, stepper in reversed([*enumerate(steppers)]):
-            if layers:
-                passes.backward(layers[i])
+        lost, lr = LostUpdates() if LostUpdates.is_measured(number) else None, self._rates(number)
+        for i, stepper in reversed([*enumerate(self._steppers)]):
+            if self._layers:
+                self._passes.backward(self._layers[i])
             for group in stepper.param_groups:
-                group["lr"] = rates(number)
-            with lost.around(owned[i]) if lost is not None else nullcontext():
-                scaler.step(stepper)
+                group["lr"] = lr
+            with lost.around(self._owned[i]) if lost is not None else nullcontext():
+                self._scaler.step(stepper)
             stepper.zero_grad(set_to_none=True)
-        scale = scaler.get_scale()
-        scaler.update()
-        skipped = scaler.get_scale() < scale
-        share = math.nan if lost is None else lost.share(rates(number) != 0)
-        seconds, spent = time.perf_counter() - began, joules() - spent
-        yield StepDone(number, f, (), seconds, batch.input_ids.numel(), share, spent, skipped)
-        if number in due:
-            yield evaluated_at(number, evaluate_dev, seed)
-    for param in params:
-        param.requires_grad_(False)
+        scale = self._scaler.get_scale()
+        self._scaler.update()
+        skipped = self._scaler.get_scale() < scale
+        share = math.nan if lost is None else lost.share(lr != 0)
+        seconds, spent = time.perf_counter() - began, self._joules() - spent
+        return StepDone(number, f, (), seconds, batch.input_ids.numel(), share, spent, skipped)
 
 
 def _groups(params: Params, weight_decay: float) -> list[dict[str, object]]:

@@ -179,7 +179,7 @@ class TrialConfig:
         if not kind.trains:
             return 0
         if kind.backpropagates:
-            return (3 + kind.recomputes) * max(kind.answers, 1)
+            return (3 + kind.recomputes) * max(kind.answers, 1) * kind.batches
         points = self.estimator.evaluations(max(trainable, 1)) + self.perturbation.evaluations(self.estimator)
         return (points + self.update.evaluations) * kind.batches
 

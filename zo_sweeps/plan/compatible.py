@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
+from zo_sweeps.methods.client_rounds import OfClients
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
@@ -132,10 +133,29 @@ def _prompt(config: TrialConfig) -> Iterator[str]:
 
 
 def _clients(config: TrialConfig) -> Iterator[str]:
+    """Yield the problems of rows that are divided among clients, and of the steps that these take."""
+    kind, train = config.method.kind, config.train
+    if not isinstance(kind, OfClients):
+        return
+    if config.objective.generates:
+        yield f"train.objective={train.objective} generates, and clients compute losses of given answers: leave it out"
+    if kind.files and config.space.needs_gradients and not config.space.of_text:
+        yield f"space {config.space.name!r} takes its mask from training rows, which the clients keep: use source=text"
+    if kind.files and kind.alpha is not None:
+        yield "method.alpha divides rows that method.files has divided: leave one of them out"
+    if kind.alpha is not None and (config.task.kind.predicts is not Of.LABELS or config.task.kind.own_options):
+        yield f"method.alpha divides rows by label, and task {config.task.name} has no labels: leave it out"
+    if kind.estimates:
+        yield from _scalars(config)
+    elif train.eval_every % kind.local_steps and train.eval_every < train.steps:
+        several = f"train.eval_every={train.eval_every} is no multiple of method.local_steps={kind.local_steps}"
+        yield f"{several}: weights are averaged, and can be scored, at the end of a round"
+
+
+def _scalars(config: TrialConfig) -> Iterator[str]:
     """Yield the problems of steps whose coefficients clients compute, each on rows of its own."""
     kind, estimator, update = config.method.kind, config.estimator, config.update
-    if not isinstance(kind, Federated):
-        return
+    assert isinstance(kind, Federated)
     what = f"method.kind={kind.name}"
     if kind.own_directions and estimator.budget != kind.present:
         yield (
@@ -153,12 +173,6 @@ def _clients(config: TrialConfig) -> Iterator[str]:
         yield f"{what} keeps its parameters: space.refresh must be 0"
     if config.evaluation.restore is Restore.IN_PLACE or config.evaluation.parts:
         yield f"{what} evaluates a client's rows at once, beside theta: leave evaluation.restore and parts out"
-    if kind.files and config.space.needs_gradients and not config.space.of_text:
-        yield f"space {config.space.name!r} takes its mask from training rows, which the clients keep: use source=text"
-    if kind.files and kind.alpha is not None:
-        yield "method.alpha divides rows that method.files has divided: leave one of them out"
-    if kind.alpha is not None and (config.task.kind.predicts is not Of.LABELS or config.task.kind.own_options):
-        yield f"method.alpha divides rows by label, and task {config.task.name} has no labels: leave it out"
 
 
 def _objective(config: TrialConfig) -> Iterator[str]:
@@ -185,8 +199,6 @@ def _objective(config: TrialConfig) -> Iterator[str]:
     if trained.generates and config.method.kind.estimates and config.estimator.owns_rows:
         several = f"estimator={config.estimator.name} has one for each direction"
         yield f"train.objective={trained.name} generates for one minibatch a step, and {several}"
-    if trained.generates and config.method.kind.of_clients:
-        yield f"train.objective={trained.name} generates, and clients compute losses of given answers: leave it out"
     if trained.generates and config.method.kind.estimates and config.evaluation.parts:
         yield f"train.objective={trained.name} generates for all rows together: evaluation.parts must be null"
     if trained.generates and config.method.kind.estimates and config.perturbation.reads is Reads.DATA:

@@ -253,7 +253,7 @@ def memory_of(
         space,
         config.update,
         trainable=trainable,
-        noise_copies=config.perturbation.state_copies + kind.copies if kind.estimates else 0,
+        copies=kind.copies + (config.perturbation.state_copies if kind.estimates else 0),
         held=_held(config),
         on_host=config.device.in_host_memory,
     )

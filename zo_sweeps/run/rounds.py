@@ -1,4 +1,4 @@
-"""Federated trials: the server's runner, with clients in processes of their own or simulated here, and a client."""
+"""Federated trials: the runners, with clients in processes of their own or simulated here, and a client."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from functools import partial
 
 from zo_sweeps.core.events import PeerLost, PeersReady
-from zo_sweeps.engine.batch import indices
+from zo_sweeps.engine.averaging import train_averaged
+from zo_sweeps.engine.batch import Batch, indices
 from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, received, train_in_rounds
 from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.first_order import GradientSteps
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, of_batch
 from zo_sweeps.engine.types import Peers
+from zo_sweeps.methods.client_rounds import OfClients
+from zo_sweeps.methods.kinds.fedavg import FederatedAveraging
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.run.training import ZerothOrderRunner
+from zo_sweeps.run.training import Backpropagation, ZerothOrderRunner
 from zo_sweeps.run.workbench import Workbench, encode_rows
 from zo_sweeps.tasks.data import read_rows
 from zo_sweeps.tasks.encode import EncodedExample
@@ -27,7 +31,7 @@ from zo_sweeps.tasks.spec import TaskSpec
 class ClientRows:
     """The rows of clients, each read when it is first asked for; `tokens` counts those of their minibatches."""
 
-    def __init__(self, bench: Workbench, kind: Federated, space: InstalledSpace) -> None:
+    def __init__(self, bench: Workbench, kind: OfClients, space: InstalledSpace) -> None:
         self._bench, self._kind, self._space = bench, kind, space
         self._rows: dict[int, list[EncodedExample]] = {}
         self.tokens = 0
@@ -45,13 +49,27 @@ class ClientRows:
             self._rows = {number: [train[row] for row in own] for number, own in enumerate(divided)}
         return self._rows[client]
 
-    def objective(self, client: int, step: int) -> Objective:
-        """Return f of a client's minibatch at a step of the run."""
+    def batch(self, client: int, step: int) -> Batch:
+        """Return a client's minibatch at a step of the run."""
         bench, own, size = self._bench, self.of(client), self._bench.config.train.batch
         assert size is not None
-        batch = bench.collated([own[i] for i in indices(bench.config.seed, step, len(own), size)])
+        return bench.collated([own[i] for i in indices(bench.config.seed, step, len(own), size)])
+
+    def objective(self, client: int, step: int) -> Objective:
+        """Return f of a client's minibatch at a step of the run."""
+        batch = self.batch(client, step)
         self.tokens += batch.tokens
-        return of_batch(bench.model, batch, bench.objective.loss, self._space)
+        return of_batch(self._bench.model, batch, self._bench.objective.loss, self._space)
+
+
+def traffic(kind: OfClients, steps: int, up: int, down: int) -> dict[str, float]:
+    """Return the metrics of a run's rounds, of the bytes that all clients send and receive."""
+    return {
+        "rounds": float(kind.rounds(steps)),
+        "client_bytes_up": float(up),
+        "client_bytes_down": float(down),
+        "client_bytes": (up + down) / (kind.rounds(steps) * kind.present),
+    }
 
 
 def local_steps(bench: Workbench, kind: Federated, method: Method, space: InstalledSpace) -> LocalSteps:
@@ -110,15 +128,9 @@ class Rounds(ZerothOrderRunner):
                     losses = [simulated(first, *members[at]) if own is None else own for at, own in enumerate(losses)]
             return losses, rows.tokens * of_client
 
-        rounds = -(-config.train.steps // kind.local_steps)
         directions = local.method.estimator.directions(local.method.d)
         up, down = kind.traffic(config.seed, config.train.steps, of_client, directions)
-        recorder.measured |= {
-            "rounds": float(rounds),
-            "client_bytes_up": float(up),
-            "client_bytes_down": float(down),
-            "client_bytes": (up + down) / (rounds * kind.present),
-        }
+        recorder.measured |= traffic(kind, config.train.steps, up, down)
         return train_in_rounds(
             local,
             gather,
@@ -151,6 +163,38 @@ class Rounds(ZerothOrderRunner):
             what = f"client {client} sent losses at step {first} whose coefficient is beyond estimator.clip={clip:g}"
             self.recorder.say(f"client {client}", f"{what}, which bounds it")
         return losses
+
+
+class AveragedRounds(Backpropagation):
+    """A trial of FedAvg, with clients simulated here."""
+
+    def _events(self, space: InstalledSpace) -> Iterator[StepDone | Evaluated]:
+        bench, config, kind = self.bench, self.config, self.config.method.kind
+        assert isinstance(kind, FederatedAveraging)
+        steps, weights = config.train.steps, sum(param.nbytes for param in space.params.values())
+        each_way = kind.rounds(steps) * kind.present * weights
+        self.recorder.measured |= traffic(kind, steps, each_way, each_way)
+        with self._backward() as options:
+            begin = partial(
+                GradientSteps,
+                bench.model,
+                space,
+                bench.objective.loss,
+                config.update,
+                steps=steps,
+                seed=config.seed,
+                **options,
+            )
+            yield from train_averaged(
+                kind,
+                space,
+                begin,
+                ClientRows(bench, kind, space).batch,
+                bench.score_dev,
+                steps=steps,
+                eval_every=config.train.eval_every,
+                seed=config.seed,
+            )
 
 
 class ClientProcess:

@@ -135,8 +135,8 @@ class Runner:
         try:
             parts = at_peak(self.bench, space, lambda _: self.bench.scored(forward))
             measured[SCORING] = float(sum(parts.values()))
-            if step is not None:
-                parts = at_peak(self.bench, space, step)
+            if step is not None and space is not None:
+                parts = at_peak(self.bench, space, partial(self._beside_copies, space, step))
         except DivergedError:
             return
         except (MemoryError, RuntimeError) as error:  # torch's own are RuntimeErrors
@@ -144,6 +144,15 @@ class Runner:
                 return
             raise
         self.record_parts(parts)
+
+    def _beside_copies(self, space: InstalledSpace, step: Work, tensors: Tensors) -> None:
+        """Take a step beside the copies of the parameters that the kind keeps."""
+        copies = [
+            param.detach().clone() for param in space.params.values() for _ in range(self.config.method.kind.copies)
+        ]
+        for copy in copies:
+            tensors.regard(copy, Part.TRAINABLE)
+        step(tensors)
 
     def record_parts(self, parts: Mapping[Part, int]) -> None:
         """Record the bytes of each part, and their sum."""

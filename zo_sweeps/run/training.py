@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -181,9 +182,7 @@ class Backpropagation(Runner):
 
     def _train(self, space: InstalledSpace) -> dict[str, Tensor]:
         """Run the steps; return the selected step's parameters."""
-        bench, train = self.bench, self.config.train
-        events = self._steps(space, bench.batch, steps=train.steps, eval_every=train.eval_every)
-        gradients = None
+        bench, events, gradients = self.bench, self._events(space), None
         if self.config.gradients.samples:
             gradients = GradientMeter(self.config, bench.model, bench.splits.train, bench.evaluated)
             self._record(gradients, 0)
@@ -203,27 +202,39 @@ class Backpropagation(Runner):
             self.stop_if_asked(event)
         return best
 
+    def _events(self, space: InstalledSpace) -> Iterator[StepDone | Evaluated]:
+        train = self.config.train
+        return self._steps(space, self.bench.batch, steps=train.steps, eval_every=train.eval_every)
+
     def _steps(
         self, space: InstalledSpace, batches: Callable[[int], Batch], *, steps: int, eval_every: int
     ) -> Iterator[StepDone | Evaluated]:
-        bench, config = self.bench, self.config
-        kind, blocks = config.method.kind, bench.model.blocks[config.space.untouched(bench.model.arch) :]
-        products = kind.multiplied_in
-        with checkpointed(blocks) if kind.recomputes and not kind.is_layerwise else nullcontext():
+        bench = self.bench
+        with self._backward() as options:
             yield from first_order.train(
                 bench.model,
                 space,
                 batches,
                 bench.objective.loss,
-                config.update,
+                self.config.update,
                 bench.score_dev,
                 steps=steps,
                 eval_every=eval_every,
-                seed=config.seed,
-                autocast=None if products is None else products.dtype,
-                layers=blocks if kind.is_layerwise else (),
-                joules=self.recorder.energy.joules,
+                seed=self.config.seed,
+                **options,
             )
+
+    @contextmanager
+    def _backward(self) -> Iterator[dict[str, Any]]:
+        """Give the options of the backward passes within the block."""
+        kind, blocks = self.config.method.kind, self.bench.model.blocks
+        blocks, products = blocks[self.config.space.untouched(self.bench.model.arch) :], kind.multiplied_in
+        with checkpointed(blocks) if kind.recomputes and not kind.is_layerwise else nullcontext():
+            yield {
+                "autocast": None if products is None else products.dtype,
+                "layers": blocks if kind.is_layerwise else (),
+                "joules": self.recorder.energy.joules,
+            }
 
     def _record(self, gradients: GradientMeter, step: int) -> None:
         """Measure the squared gradients after a step, and report them unless an earlier attempt did."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from zo_sweeps.core.errors import UserError
+from zo_sweeps.methods.client_rounds import OfClients
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.kinds.zo import ZerothOrder
 
@@ -14,7 +13,7 @@ LOSS_BYTES, COEFFICIENT_BYTES = 4, 8  # fp32, as a loss is computed; fp64, as th
 
 
 @dataclass(frozen=True)
-class Federated(ZerothOrder):
+class Federated(OfClients, ZerothOrder):
     """Training in rounds of K local steps of the clients that are present, each on minibatches of its own rows.
 
         g_ck = the coefficients at the k-th local step of client c, from theta after its steps 1, ..., k - 1
@@ -33,28 +32,12 @@ class Federated(ZerothOrder):
     its round. Source: shared directions, Li et al., Achieving dimension-free communication in federated learning via
     zeroth-order optimization (DeComFL), 2024; own ones, with perturbation=seed_pool, Qin et al., Federated
     full-parameter tuning of billion-sized language models with communication cost under 18 kilobytes (FedKSeed), 2023,
-    with uniform probabilities. Raises UserError for more clients present than there are.
+    with uniform probabilities.
     """
 
     runner: ClassVar[str] = "zo_sweeps.run.rounds:Rounds"
-    of_clients: ClassVar[bool] = True
 
-    clients: int = option(10, "clients among which the training rows are divided", least=1)
-    present: int = option(2, "clients of a round, drawn anew for each", least=1)
-    local_steps: int = option(1, "K, steps that a client takes in a round", least=1)
-    alpha: float | None = option(
-        None, "each label's rows are divided in shares from Dirichlet(alpha); null: at random, evenly", above=0
-    )
-    files: str = option(
-        "", "how the names of files of a client's own rows begin, in the task's folder: client_ for client_0.jsonl, ..."
-    )
     own_directions: bool = option(False, "a direction per client (FedKSeed); false: they share q directions (DeComFL)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.present > self.clients:
-            what = f"method.present={self.present} of method.clients={self.clients}"
-            raise UserError(what, fix=f"set method.present={self.clients} or less")
 
     @property
     def batches(self) -> int:
@@ -63,16 +46,6 @@ class Federated(ZerothOrder):
     @property
     def copies(self) -> int:
         return int(self.local_steps > 1)  # of the round's theta
-
-    def round_of(self, first: int, steps: int) -> range:
-        """Return the steps of the round that begins with step `first`, of a run of so many: the last may be short."""
-        return range(first, min(first + self.local_steps, steps + 1))
-
-    def members(self, seed: int, first: int) -> tuple[int, ...]:
-        """Return the clients of the round that begins with step `first`, counted from 0, in ascending order."""
-        if self.present == self.clients:
-            return tuple(range(self.clients))
-        return tuple(sorted(random.Random(f"clients/{seed}/{first}").sample(range(self.clients), self.present)))
 
     def traffic(self, seed: int, steps: int, points: int, q: int) -> tuple[int, int]:
         """Return the bytes that all clients send and receive in the rounds of so many steps.
