@@ -214,7 +214,7 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "directions_dropped": "in all attempts",
     "rounds": "of clients",
     "clients_left_out": "answers of clients that were lost, late or wrong, with rows of their own, in the last attempt",
-    "client_bytes": "that a present client sends and receives in a round, mean over rounds: losses and coefficients, or weights",
+    "client_bytes": "that a present client sends and receives in a round, on average: scalars, or weights",
     "client_bytes_up": "that all clients send in all rounds: losses, or weights",
     "client_bytes_down": "that they receive: coefficients, also of rounds in which they were absent, or weights",
     "agent_bytes_down": "of the files and the journal that an agent fetched for the last attempt",
