@@ -26,7 +26,7 @@ COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed
     "league": (3938, 3950),
     "results": (560, 570),
     "rewards": (288, 300),
-    "federated": (240, 240),
+    "federated": (320, 320),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
     "zero_shot": 9,
