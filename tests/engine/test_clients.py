@@ -14,7 +14,7 @@ from tests.engine.conftest import make_examples, tiny_model
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, noise
 from zo_sweeps.engine.batch import collate, indices
-from zo_sweeps.engine.clients import Client, LocalSteps, received, sent, train_in_rounds
+from zo_sweeps.engine.clients import Client, LocalSteps, declined, received, sent, train_in_rounds
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import Objective
@@ -255,6 +255,13 @@ def test_what_a_client_sends_is_checked() -> None:
         local.estimates(1, [None, None])
     with pytest.raises(ValueError, match="5 bytes are no losses"):
         received(b"12345")
+    for length in range(1, 9):
+        why = "no rows"[:length]
+        assert len(declined(why)) % 4 == 1
+        with pytest.raises(ValueError, match=f"it takes no part: {why.strip()}$"):
+            received(declined(why))
+    with pytest.raises(ValueError, match="13 bytes are no losses"):
+        received(declined("a line\nmore"))
     client = Client(local, second, lambda step: objective(second, step))
     with pytest.raises(ValueError, match="no whole steps of 2 coefficients"):
         client.answer(struct.pack("<3d", 1, 2, 3))

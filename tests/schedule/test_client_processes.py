@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import signal
 import socket
 import struct
+import subprocess
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,12 +18,14 @@ from typing import Any
 
 import pytest
 
-from tests.run.common import make, measured, run
+from tests.run.common import client_files, make, measured, run
 from zo_sweeps.core.events import Event, PeerLost, ScoredTest, Warned, only
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.engine.clients import coefficients, sent
 from zo_sweeps.engine.replay import digest
 from zo_sweeps.methods.executor import Executor
+from zo_sweeps.methods.kinds.federated import Federated
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import scalars
 from zo_sweeps.run.run_trial import Following, run_trial
 from zo_sweeps.schedule.executors.inline import ProcessPeer
@@ -77,17 +80,6 @@ def served(trial: Trial, peers: Sequence[Any]) -> tuple[Outcome, list[Event]]:
     return run_trial(trial, events, [], 1, lambda: False, sharing=sharing), events
 
 
-def in_files(folder: Path) -> list[str]:
-    """A task whose folder has a file of rows for each client, and the overrides for it."""
-    rows = [{"sentence": f"{'good' if i % 2 else 'bad'} film number {i}, said one", "label": i % 2} for i in range(60)]
-    parts = {"train": rows[:24], "validation": rows[24:32], "test": rows[32:44]}
-    parts |= {f"client_{client}": rows[44 + 5 * client : 49 + 5 * client] for client in range(CLIENTS)}
-    (folder / "sst2").mkdir()
-    for name, own in parts.items():
-        (folder / "sst2" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in own))
-    return ["task=sst2", f"data.dir={folder}", "method.files=client_"]
-
-
 def test_a_process_per_client_gives_the_result_of_simulated_ones_also_when_one_is_killed() -> None:
     trial = make(*SHARED)
     assert [processes(Executor(workers=count), trial) for count in (1, 2, CLIENTS + 1)] == [1, 1, CLIENTS + 1]
@@ -105,7 +97,7 @@ def test_a_process_per_client_gives_the_result_of_simulated_ones_also_when_one_i
 def test_clients_with_files_of_their_own_read_no_other_and_exchange_as_many_bytes_as_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = make(*SHARED, *in_files(tmp_path))
+    trial = make(*SHARED, *client_files(tmp_path, CLIENTS))
     opened = tmp_path / "opened"
     monkeypatch.setenv("ZO_TEST_OPENED", str(opened))
     peers = [Counted("tests.schedule.opening:run_trial", trial, [], 1) for _ in range(CLIENTS)]
@@ -139,6 +131,32 @@ def test_clients_with_files_of_their_own_read_no_other_and_exchange_as_many_byte
     late.leave()
 
 
+def test_a_client_whose_rows_are_not_the_planned_ones_is_left_out_by_name(tmp_path: Path) -> None:
+    given = client_files(tmp_path, CLIENTS)
+    file = tmp_path / "sst2" / "client_1.jsonl"
+    note = subprocess.run(["sha256sum", file.name], cwd=file.parent, capture_output=True, check=True).stdout
+    file.with_name(f"{file.name}.sha256").write_bytes(note)
+    rows = file.read_bytes()
+    file.unlink()
+    trial = make(*SHARED, *given)  # planned where client 1's rows are not
+    file.write_bytes(rows.replace(b"good", b"grim"))
+    peers = [ProcessPeer("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(CLIENTS)]
+    try:
+        found, journal = served(trial, peers)
+    finally:
+        for peer in peers:
+            peer.close()
+    assert found.state is TrialState.SUCCEEDED, found.error
+    (lost,) = only(PeerLost, journal)
+    there, planned = (hashlib.sha256(one).hexdigest()[:32] for one in (file.read_bytes(), rows))
+    what = f"rows with SHA-256 {there}, planned with {planned}, in {file}"
+    assert lost.reason.startswith(f"client 1: it takes no part: {what}")
+    kind = TrialConfig.of(trial.config).method.kind
+    assert isinstance(kind, Federated)
+    rounds = [kind.members(3, step) for step in range(1, STEPS + 1)]
+    assert found.metrics["clients_left_out"] == sum(1 in members for members in rounds) > 0
+
+
 class Wrong:
     """A client that answers what it likes, without a model."""
 
@@ -162,7 +180,7 @@ class Wrong:
     ids=["too few", "not a number", "huge"],
 )
 def test_a_client_that_sends_garbage_is_named_and_bounded(losses: list[float], why: str, tmp_path: Path) -> None:
-    trial = make(*SHARED, *in_files(tmp_path), "estimator.clip=50")
+    trial = make(*SHARED, *client_files(tmp_path, CLIENTS), "estimator.clip=50")
     own = Following(trial, [])
     ready = own.ready
     own.leave()

@@ -7,9 +7,10 @@ import struct
 from collections.abc import Iterator
 from functools import partial
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import PeerLost, PeersReady
 from zo_sweeps.engine.batch import indices
-from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, received, train_in_rounds
+from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, declined, received, train_in_rounds
 from zo_sweeps.engine.evaluate import Objective
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, of_batch
@@ -37,7 +38,7 @@ class ClientRows:
         bench, config, kind = self._bench, self._bench.config, self._kind
         if client not in self._rows and kind.files:
             spec = TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
-            rows = read_rows(spec, config.task, config.data.dir, f"{kind.files}{client}")
+            rows = read_rows(spec, config.task, config.data.dir, f"{kind.files}{client}", kind.rows[client])
             self._rows[client] = encode_rows(config, bench.model, spec, rows)
         elif client not in self._rows:
             train = bench.splits.train
@@ -164,5 +165,9 @@ class ClientProcess:
         """Answer a question of `ClientTeam`."""
         if self._client is None:
             (number,), question = struct.unpack_from("<I", question), question[4:]
+            try:
+                self._rows.of(number)
+            except UserError as error:
+                return declined(str(error.errors[0]))
             self._client = Client(self._local, number, partial(self._rows.objective, number))
         return self._client.answer(question)

@@ -26,14 +26,15 @@ class Federated(ZerothOrder):
     K = 1 is MeZO, bit for bit. All clients have the same weight, whatever their rows.
 
     With `executor.workers` one more than `clients`, each has a process of its own, which reads its own rows alone where
-    they are in `files`. With any other number they are simulated, in turn, with the same result. The first process
-    evaluates a client that is lost or late, and leaves it out where rows are in `files`.
+    they are in `files`. With one they are simulated, in turn, with the same result. The first process evaluates a
+    client that is lost or late, and leaves it out where rows are in `files`. Of these, `rows` has the fingerprints: a
+    client with others is left out.
 
     Bytes: a client sends 4 per point and local step, and receives 8 per coefficient of every step of the run before
     its round. Source: shared directions, Li et al., Achieving dimension-free communication in federated learning via
     zeroth-order optimization (DeComFL), 2024; own ones, with perturbation=seed_pool, Qin et al., Federated
     full-parameter tuning of billion-sized language models with communication cost under 18 kilobytes (FedKSeed), 2023,
-    with uniform probabilities. Raises UserError for more clients present than there are.
+    with uniform probabilities. Raises UserError for more clients present than there are, and for `files` in a folder.
     """
 
     runner: ClassVar[str] = "zo_sweeps.run.rounds:Rounds"
@@ -48,6 +49,9 @@ class Federated(ZerothOrder):
     files: str = option(
         "", "how the names of files of a client's own rows begin, in the task's folder: client_ for client_0.jsonl, ..."
     )
+    rows: tuple[str, ...] = option(
+        (), "SHA-256 of each client's file, its first 32 hexadecimal digits; set by the planner", added=True
+    )
     own_directions: bool = option(False, "a direction per client (FedKSeed); false: they share q directions (DeComFL)")
 
     def __post_init__(self) -> None:
@@ -55,6 +59,9 @@ class Federated(ZerothOrder):
         if self.present > self.clients:
             what = f"method.present={self.present} of method.clients={self.clients}"
             raise UserError(what, fix=f"set method.present={self.clients} or less")
+        if {*"/\\"} & {*self.files}:
+            what = f"method.files={self.files!r} is not the beginning of a file's name"
+            raise UserError(what, fix="put the files into the task's folder, and leave its name out")
 
     @property
     def batches(self) -> int:
