@@ -41,6 +41,8 @@ def test_each_clients_rows_are_part_of_the_identity_wherever_they_are(tmp_path: 
     given = client_files(tmp_path, CLIENTS)
     files = [tmp_path / "sst2" / f"client_{client}.jsonl" for client in range(CLIENTS)]
     first = one(*given)
+    remarks = (plan_of(*given, f"estimator.clip={clip}").remarks for clip in (0, 10))
+    assert ["set estimator.clip" in str(of_trial) for of_trial in remarks] == [True, False]
     assert kind_of(first).rows == tuple(hashlib.sha256(file.read_bytes()).hexdigest()[:32] for file in files)
     assert one(*given).trial_id == first.trial_id
     ids = {first.trial_id}

@@ -34,7 +34,8 @@ def make(*overrides: str, folders: Sequence[str] = ()) -> Trial:
 
 def client_files(folder: Path, clients: int) -> list[str]:
     """A task whose folder has a file of rows for each client, and the overrides for it."""
-    rows = [{"sentence": f"{'good' if i % 2 else 'bad'} film number {i}, said one", "label": i % 2} for i in range(60)]
+    texts = [f"{'good' if i % 2 else 'bad'} film number {i}, said one" for i in range(44 + 5 * clients)]
+    rows = [{"sentence": text, "label": i % 2} for i, text in enumerate(texts)]
     parts = {"train": rows[:24], "validation": rows[24:32], "test": rows[32:44]}
     parts |= {f"client_{client}": rows[44 + 5 * client : 49 + 5 * client] for client in range(clients)}
     (folder / "sst2").mkdir()

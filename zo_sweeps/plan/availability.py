@@ -150,6 +150,8 @@ class Places:
         if trainable and kind.estimates and (directions := config.perturbation.directions(trainable)) is not None:
             notes += remarks([{"directions": directions}])
         notes += remarks([config.departures])
+        if isinstance(kind, Federated) and kind.files and not getattr(config.estimator, "clip", 0):
+            notes.append("nothing bounds how far the losses that one client sends move the weights: set estimator.clip")
         if not kind.generates and data.marks:
 
             def of_rows() -> list[str]:

@@ -15,6 +15,7 @@ from zo_sweeps.engine.evaluate import Objective
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, of_batch
 from zo_sweeps.engine.types import Peers
+from zo_sweeps.methods.estimator import ClippedDirections
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.training import ZerothOrderRunner
@@ -147,7 +148,8 @@ class Rounds(ZerothOrderRunner):
         if not all(math.isfinite(value) for value in losses):
             self._clients.expel(client, f"a loss is not finite at step {first}")
             return None
-        clip = getattr(local.method.estimator, "clip", 0.0)
+        estimator = local.method.estimator
+        clip = estimator.clip if isinstance(estimator, ClippedDirections) else 0.0
         if clip and any(abs(g) >= clip for one in estimates for g in one.coefs):
             what = f"client {client} sent losses at step {first} whose coefficient is beyond estimator.clip={clip:g}"
             self.recorder.say(f"client {client}", f"{what}, which bounds it")
