@@ -14,7 +14,7 @@ from tests.engine.conftest import make_examples, tiny_model
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, noise
 from zo_sweeps.engine.batch import collate, indices
-from zo_sweeps.engine.clients import Client, LocalSteps, received, sent, train_in_rounds
+from zo_sweeps.engine.clients import Client, LocalSteps, declined, received, sent, train_in_rounds
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import Objective
@@ -72,7 +72,9 @@ def simulated(local: LocalSteps, objective: Any, log: Any = ()) -> tuple[list[tu
     return run(local, gather, log)
 
 
-@pytest.mark.parametrize("estimator", [RGE(1, EPS), RGE(3, EPS, clip=2.0), RGEOneSided(2, EPS)])
+@pytest.mark.parametrize(
+    "estimator", [RGE(1, EPS), RGE(3, EPS, clip=2.0), RGEOneSided(2, EPS), RGEOneSided(2, EPS, clip=2.0)]
+)
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_one_client_is_the_run_of_one_process_bit_for_bit(estimator: Estimator, local_steps: int) -> None:
     protocol = Federated(clients=1, present=1, local_steps=local_steps)
@@ -255,6 +257,13 @@ def test_what_a_client_sends_is_checked() -> None:
         local.estimates(1, [None, None])
     with pytest.raises(ValueError, match="5 bytes are no losses"):
         received(b"12345")
+    for length in range(1, 9):
+        why = "no rows"[:length]
+        assert len(declined(why)) % 4 == 1
+        with pytest.raises(ValueError, match=f"it takes no part: {why.strip()}$"):
+            received(declined(why))
+    with pytest.raises(ValueError, match="13 bytes are no losses"):
+        received(declined("a line\nmore"))
     client = Client(local, second, lambda step: objective(second, step))
     with pytest.raises(ValueError, match="no whole steps of 2 coefficients"):
         client.answer(struct.pack("<3d", 1, 2, 3))
@@ -291,9 +300,11 @@ def test_a_client_without_an_answer_is_in_no_mean_and_the_log_replays(protocol: 
     assert digest(replayed.space.params) == digest(again.space.params)
 
 
-def test_a_huge_loss_of_one_client_is_bounded_by_clip() -> None:
-    local, objective = made(DECOMFL, RGE(2, EPS, clip=3.0))
+@pytest.mark.parametrize("estimator", [RGE(2, EPS, clip=3.0), RGEOneSided(2, EPS, clip=3.0)])
+def test_a_huge_loss_of_one_client_is_bounded_by_clip(estimator: Estimator) -> None:
+    local, objective = made(DECOMFL, estimator)
     good = local.losses(lambda step: objective(1, step), 1, 0)
-    forged = [1e30, -1e30] * 4
-    for one, honest in zip(local.estimates(1, [forged, good]), local.estimates(1, [good, good]), strict=True):
+    width = len(good) // DECOMFL.local_steps
+    forged = [1e30, -1e30, 1e30, -1e30] if width == 4 else [0.0, 1e30, 1e30]
+    for one, honest in zip(local.estimates(1, [forged * 2, good]), local.estimates(1, [good, good]), strict=True):
         assert one.coefs == tuple((3.0 + g) / 2 for g in honest.coefs), "at most clip / M of the mean"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.plan.common import PLACES
@@ -28,6 +30,18 @@ def make(*overrides: str, folders: Sequence[str] = ()) -> Trial:
     )  # files that a test may change
     (trial,) = build(Composer([*given, *left_out, "grid.tables={}"], folders), None if own else PLACES).trials
     return trial
+
+
+def client_files(folder: Path, clients: int) -> list[str]:
+    """A task whose folder has a file of rows for each client, and the overrides for it."""
+    texts = [f"{'good' if i % 2 else 'bad'} film number {i}, said one" for i in range(44 + 5 * clients)]
+    rows = [{"sentence": text, "label": i % 2} for i, text in enumerate(texts)]
+    parts = {"train": rows[:24], "validation": rows[24:32], "test": rows[32:44]}
+    parts |= {f"client_{client}": rows[44 + 5 * client : 49 + 5 * client] for client in range(clients)}
+    (folder / "sst2").mkdir()
+    for name, own in parts.items():
+        (folder / "sst2" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in own))
+    return ["task=sst2", f"data.dir={folder}", "method.files=client_"]
 
 
 class Events(list[Event]):

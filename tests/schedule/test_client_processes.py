@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import signal
 import socket
 import struct
+import subprocess
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,21 +18,19 @@ from typing import Any
 
 import pytest
 
-from tests.run.common import make, measured, run
+from tests.run.common import client_files, make, measured, run
 from zo_sweeps.core.events import Event, PeerLost, ScoredTest, Warned, only
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
-from zo_sweeps.engine.clients import coefficients, sent
+from zo_sweeps.engine.clients import coefficients, received, sent
 from zo_sweeps.engine.replay import digest
-from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import scalars
 from zo_sweeps.run.run_trial import Following, run_trial
 from zo_sweeps.schedule.executors.inline import ProcessPeer
-from zo_sweeps.schedule.placement import processes
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
 
 PATIENCE = 200.0  # so that a busy machine looks like no lost client
-CLIENTS, STEPS, Q = 3, 6, 2
+CLIENTS, STEPS, Q, EPS = 3, 6, 2, 1e-3
 TRAIN = ["update.lr=1e-3", "train.batch=4", f"train.steps={STEPS}", "train.eval_every=6", f"estimator.q={Q}"]
 SHARED = ["method=decomfl", "estimator=rge", f"method.clients={CLIENTS}", "method.present=2", *TRAIN]
 
@@ -77,20 +76,8 @@ def served(trial: Trial, peers: Sequence[Any]) -> tuple[Outcome, list[Event]]:
     return run_trial(trial, events, [], 1, lambda: False, sharing=sharing), events
 
 
-def in_files(folder: Path) -> list[str]:
-    """A task whose folder has a file of rows for each client, and the overrides for it."""
-    rows = [{"sentence": f"{'good' if i % 2 else 'bad'} film number {i}, said one", "label": i % 2} for i in range(60)]
-    parts = {"train": rows[:24], "validation": rows[24:32], "test": rows[32:44]}
-    parts |= {f"client_{client}": rows[44 + 5 * client : 49 + 5 * client] for client in range(CLIENTS)}
-    (folder / "sst2").mkdir()
-    for name, own in parts.items():
-        (folder / "sst2" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in own))
-    return ["task=sst2", f"data.dir={folder}", "method.files=client_"]
-
-
 def test_a_process_per_client_gives_the_result_of_simulated_ones_also_when_one_is_killed() -> None:
     trial = make(*SHARED)
-    assert [processes(Executor(workers=count), trial) for count in (1, 2, CLIENTS + 1)] == [1, 1, CLIENTS + 1]
     peers = [Counted("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(CLIENTS)]
     peers[1].kills_at = 2
     try:
@@ -105,7 +92,7 @@ def test_a_process_per_client_gives_the_result_of_simulated_ones_also_when_one_i
 def test_clients_with_files_of_their_own_read_no_other_and_exchange_as_many_bytes_as_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = make(*SHARED, *in_files(tmp_path))
+    trial = make(*SHARED, *client_files(tmp_path, CLIENTS))
     opened = tmp_path / "opened"
     monkeypatch.setenv("ZO_TEST_OPENED", str(opened))
     peers = [Counted("tests.schedule.opening:run_trial", trial, [], 1) for _ in range(CLIENTS)]
@@ -139,45 +126,60 @@ def test_clients_with_files_of_their_own_read_no_other_and_exchange_as_many_byte
     late.leave()
 
 
-class Wrong:
-    """A client that answers what it likes, without a model."""
-
-    def __init__(self, ready: bytes, answer: bytes) -> None:
-        self._next, self._answer = ready, answer
-
-    def ask(self, message: bytes) -> None:
-        self._next = self._answer
-
-    def answer(self, timeout: float) -> bytes:
-        return self._next
-
-
-@pytest.mark.parametrize(
-    ("losses", "why"),
-    [
-        pytest.param([1.0] * 3, "3 losses, not 4 for each of 1 local steps", marks=pytest.mark.long),
-        pytest.param([1.0, 2.0, float("nan"), 2.0], "a loss is not finite at step", marks=pytest.mark.long),
-        ([1e30, -1e30] * Q, "coefficient is beyond estimator.clip=50"),
-    ],
-    ids=["too few", "not a number", "huge"],
-)
-def test_a_client_that_sends_garbage_is_named_and_bounded(losses: list[float], why: str, tmp_path: Path) -> None:
-    trial = make(*SHARED, *in_files(tmp_path), "estimator.clip=50")
-    own = Following(trial, [])
-    ready = own.ready
-    own.leave()
-    peers: list[Any] = [Wrong(ready, sent(losses))]
-    peers += [ProcessPeer("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(CLIENTS - 1)]
+def test_clients_that_send_garbage_pose_as_others_or_have_other_rows_are_named_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the preset's own estimator: 0 sends huge losses, 1 NaN, 2 too few, 3 its losses as another's; 4 has other
+    rows than were planned. Only 5 is honest."""
+    clients, clip = 6, 50.0
+    given = client_files(tmp_path, clients)
+    file = tmp_path / "sst2" / "client_4.jsonl"
+    note = subprocess.run(["sha256sum", file.name], cwd=file.parent, capture_output=True, check=True).stdout
+    file.with_name(f"{file.name}.sha256").write_bytes(note)
+    rows = file.read_bytes()
+    file.unlink()
+    all_of_them = [f"method.clients={clients}", f"method.present={clients}", f"estimator.clip={clip:g}"]
+    trial = make("method=decomfl", *TRAIN, *all_of_them, *given)  # planned where client 4's rows are not
+    file.write_bytes(rows.replace(b"good", b"grim"))
+    honest = Following(trial, [])
+    forged = [
+        sent([0.0, 1e30, -1e30]),
+        sent([1.0, float("nan"), 1.0]),
+        sent([1.0, 2.0]),
+        struct.pack("<I", 5) + sent([0.0, 1.0, 1.0]),
+    ]
+    peers = []
+    for answer in forged:
+        monkeypatch.setenv("ZO_TEST_READY", honest.ready.hex())
+        monkeypatch.setenv("ZO_TEST_ANSWER", answer.hex())
+        peers.append(ProcessPeer("tests.schedule.hostile:run_trial", trial, [], 1))
+    peers += [ProcessPeer("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(2)]
+    honest.leave()  # the leader needs the model
     try:
         found, journal = served(trial, peers)
     finally:
-        for peer in peers[1:]:
+        for peer in peers:
             peer.close()
     assert found.state is TrialState.SUCCEEDED, found.error
-    assert all(abs(g) <= 50 for line in scalars(journal)[0] for g in line)
-    named = [event.reason for event in only(PeerLost, journal)]
-    named += [event.text for event in only(Warned, journal) if "client" in event.metric]
-    assert len(named) == 1
-    assert "client 0" in named[0]
-    assert why in named[0]
-    assert (found.metrics["clients_left_out"] > 0) == ("huge" not in why and "beyond" not in why)
+    there, planned = (hashlib.sha256(one).hexdigest()[:32] for one in (file.read_bytes(), rows))
+    other_rows = f"it takes no part: rows with SHA-256 {there}, planned with {planned}, in {file}; restore the file"
+    assert [event.reason.partition(", or")[0] for event in only(PeerLost, journal)] == [
+        "client 1: a loss is not finite at step 1",
+        "client 2: 2 losses, not 3 for each of 1 local steps",
+        "client 3: 4 losses, not 3 for each of 1 local steps",
+        f"client 4: {other_rows}",
+    ]
+    (warned,) = (event.text for event in only(Warned, journal) if "client" in event.metric)
+    assert "client 0 sent losses at step 1 whose coefficient is beyond estimator.clip=50" in warned
+    assert found.metrics["clients_left_out"] == 4 * STEPS
+
+    # The log is the mean of client 0's bound and of what client 5 computes of its rows: nobody spoke for it.
+    log = scalars(journal)[0]
+    honest, question = Following(trial, []), struct.pack("<I", 5)
+    for line in log:
+        base, *moved = received(honest.answer(question))
+        own = [min(max((loss - base) / EPS, -clip), clip) for loss in moved]
+        assert tuple(line) == tuple((bound + g) / 2 for bound, g in zip((clip, -clip), own, strict=True))
+        assert any(abs(g) < clip for g in own)
+        question = coefficients([line])
+    honest.leave()

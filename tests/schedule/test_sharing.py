@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPO
+from tests.plan.common import named
 from tests.run.common import make, measured, run
 from tests.schedule.driver import sweep
 from zo_sweeps.core.errors import UserError
@@ -217,6 +218,25 @@ def test_what_cannot_be_shared_is_refused_in_one_line(overrides: list[str], opti
         must_share(options, [make(*overrides, "update.lr=1e-3")])
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_clients_have_a_process_each_or_none() -> None:
+    trial = make("method=decomfl", "method.clients=3", "update.lr=1e-3")
+    for count in (1, 4):
+        must_share(options := Executor(workers=count), [trial])
+        assert processes(options, trial) == count
+    for count in (2, 3, 5):
+        what = rf"3 clients have a process each, or .* in executor\.workers={count}; executor\.workers=4, or 1; grid\."
+        with pytest.raises(UserError, match=what):
+            must_share(Executor(workers=count), [trial])
+
+
+def test_workers_of_one_row_of_the_federated_grid_are_as_before() -> None:
+    prge, decomfl = (named("federated", f"grid.only=[{row}]").every.values() for row in ("prge", "decomfl"))
+    must_share(Executor(workers=4), prge)
+    must_share(Executor(workers=11), decomfl)
+    with pytest.raises(UserError, match="10 clients have a process each"):
+        must_share(Executor(workers=4), decomfl)
 
 
 def test_trials_without_directions_run_in_one_process() -> None:

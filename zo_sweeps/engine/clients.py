@@ -1,7 +1,7 @@
 """Rounds of training over clients that keep their rows: what they send is losses, what they receive is the log.
 
     server -> client   the coefficients of all steps that it has not applied yet, 8 bytes each
-    client -> server   f at its points in each of the round's K local steps, 4 bytes each
+    client -> server   f at its points in each of the round's K local steps, 4 bytes each; or why it takes no part
 
 The server makes of the losses the coefficients of K steps of the run (see `zo_sweeps.methods.kinds.federated`), which
 are its log: a client that missed any number of rounds, or joins late, has the others' weights to the bit once it has
@@ -34,6 +34,7 @@ from zo_sweeps.methods.points import Estimate, Point
 from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import InstalledSpace
 
+LONGEST = 1000  # bytes of a client's reason
 OfStep = Callable[[int], Objective]  # step of the run -> f of a client's minibatch
 
 
@@ -42,10 +43,18 @@ def sent(losses: Sequence[float]) -> bytes:
     return struct.pack(f"<{len(losses)}f", *losses)
 
 
+def declined(why: str) -> bytes:
+    """Encode why a client takes no part, in a length that no losses have."""
+    text = b"!" + why.encode()[:LONGEST]
+    return text + b" " * ((1 - len(text)) % 4)
+
+
 def received(message: bytes) -> list[float]:
-    """Decode a client's losses. Raises ValueError for another length than of whole numbers."""
+    """Decode a client's losses. Raises ValueError for another length than of whole numbers, and if it declined."""
     if len(message) % 4:
-        raise ValueError(f"{len(message)} bytes are no losses")
+        why = message[1 : LONGEST + 1].decode(errors="replace").strip()
+        known = message[:1] == b"!" and why.isprintable()
+        raise ValueError(f"it takes no part: {why}" if known else f"{len(message)} bytes are no losses")
     return list(struct.unpack(f"<{len(message) // 4}f", message))
 
 

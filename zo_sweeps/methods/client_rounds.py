@@ -15,7 +15,7 @@ from zo_sweeps.methods.kind import Kind
 class OfClients(Kind):
     """Rounds of K local steps of the clients that are present, each on minibatches of its own rows.
 
-    Raises UserError for more clients present than there are.
+    Raises UserError for more clients present than there are, and for `files` in a folder.
     """
 
     of_clients: ClassVar[bool] = True
@@ -29,12 +29,18 @@ class OfClients(Kind):
     files: str = option(
         "", "how the names of files of a client's own rows begin, in the task's folder: client_ for client_0.jsonl, ..."
     )
+    rows: tuple[str, ...] = option(
+        (), "SHA-256 of each client's file, its first 32 hexadecimal digits; set by the planner", added=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.present > self.clients:
             what = f"method.present={self.present} of method.clients={self.clients}"
             raise UserError(what, fix=f"set method.present={self.clients} or less")
+        if {*"/\\"} & {*self.files}:
+            what = f"method.files={self.files!r} is not the beginning of a file's name"
+            raise UserError(what, fix="put the files into the task's folder, and leave its name out")
 
     def rounds(self, steps: int) -> int:
         """Return the rounds of a run of so many steps."""

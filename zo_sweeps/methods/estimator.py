@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import nan
+from math import inf, nan
 from typing import ClassVar
 
 from zo_sweeps.methods.definition import Definition, option
@@ -100,6 +100,17 @@ class RandomDirections(Estimator):
     def _mean(self, key: NoiseKey, coefs: Mapping[int, float], loss: float) -> Estimate:
         """Return the estimate of the key's step from the coefficients by query; those of missing queries are NaN."""
         return Estimate.mean(key.seed, key.step, [coefs.get(query, nan) for query in range(self.q)], loss)
+
+
+@dataclass(frozen=True)
+class ClippedDirections(RandomDirections):
+    """An estimator whose coefficients are bounded: each g_i to [-C, C], C = `clip` > 0, as QZO does; 0 does not."""
+
+    clip: float = option(0.0, "largest |projected_grad|; 0: any", least=0, added=True, kw_only=True)
+
+    def _clipped(self, coefs: Sequence[float]) -> list[float]:
+        most = self.clip or inf
+        return [min(max(g, -most), most) for g in coefs]
 
 
 @dataclass(frozen=True)

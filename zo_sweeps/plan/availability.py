@@ -16,7 +16,9 @@ from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.arch import Arch
+from zo_sweeps.methods.client_rounds import OfClients
 from zo_sweeps.methods.definition import identity, write
+from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.task import CHAT
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts
 from zo_sweeps.methods.update import Update
@@ -24,7 +26,7 @@ from zo_sweeps.models.identity import ModelStatus, status
 from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
 from zo_sweeps.plan.planned_memory import RowTokens, gold_only, memory_of, tokens_forwarded, too_long
 from zo_sweeps.plan.planned_work import work_of
-from zo_sweeps.tasks.data import DataStatus, check, drawn_marks, facts
+from zo_sweeps.tasks.data import DataStatus, check, drawn_marks, facts, paths_of_clients, rows_of_clients
 from zo_sweeps.tasks.encode import room_of
 from zo_sweeps.tasks.kinds.verified import Verified
 from zo_sweeps.tasks.spec import TaskSpec
@@ -112,7 +114,8 @@ class Places:
         config, missing_text = self._with_sources(config, model)
         config = replace(config, task=replace(config.task, fingerprint=data.fingerprint))
         reasons = [*_refused(config), *(status.why for status in (model, data) if not status.available)]
-        reasons += [missing_text] if missing_text else []
+        config, missing_rows = _with_rows(config, data)
+        reasons += [missing for missing in (missing_text, missing_rows) if missing]
         if self._here and config.precision.coded and (trouble := troubles().get(config.precision.name)):
             reasons.append(f"weights cannot be stored as {config.precision.name} on this machine: {trouble}")
         if self._here and isinstance(config.task.kind, Verified):
@@ -148,6 +151,8 @@ class Places:
         if trainable and kind.estimates and (directions := config.perturbation.directions(trainable)) is not None:
             notes += remarks([{"directions": directions}])
         notes += remarks([config.departures])
+        if isinstance(kind, Federated) and kind.files and not getattr(config.estimator, "clip", 0):
+            notes.append("nothing bounds how far the losses that one client sends move the weights: set estimator.clip")
         if not kind.generates and data.marks:
 
             def of_rows() -> list[str]:
@@ -257,6 +262,17 @@ class Places:
 
 def _with_keys(looked: Availability) -> Availability:
     return replace(looked, warm_key=warm_key(looked.config), memory_key=memory_key(looked.config))
+
+
+def _with_rows(config: TrialConfig, data: DataStatus) -> tuple[TrialConfig, str]:
+    """Return (the configuration with the fingerprints of the clients' own rows, why one is not known)."""
+    kind = config.method.kind
+    if not isinstance(kind, OfClients):
+        return config, ""
+    known: tuple[tuple[str, ...], str] = (), ""
+    if kind.files and data.available:
+        known = rows_of_clients(paths_of_clients(config.task, config.data.dir, kind.files, kind.clients), _spec(config))
+    return replace(config, method=replace(config.method, kind=replace(kind, rows=known[0]))), known[1]
 
 
 def _spec(config: TrialConfig) -> TaskSpec:

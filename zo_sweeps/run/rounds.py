@@ -7,16 +7,18 @@ import struct
 from collections.abc import Iterator
 from functools import partial
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import PeerLost, PeersReady
 from zo_sweeps.engine.averaging import train_averaged
 from zo_sweeps.engine.batch import Batch, indices
-from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, received, train_in_rounds
+from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, declined, received, train_in_rounds
 from zo_sweeps.engine.evaluate import Objective
 from zo_sweeps.engine.first_order import GradientSteps
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, of_batch
 from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.client_rounds import OfClients
+from zo_sweeps.methods.estimator import ClippedDirections
 from zo_sweeps.methods.kinds.fedavg import FederatedAveraging
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.space import InstalledSpace
@@ -41,7 +43,7 @@ class ClientRows:
         bench, config, kind = self._bench, self._bench.config, self._kind
         if client not in self._rows and kind.files:
             spec = TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
-            rows = read_rows(spec, config.task, config.data.dir, f"{kind.files}{client}")
+            rows = read_rows(spec, config.task, config.data.dir, f"{kind.files}{client}", kind.rows[client])
             self._rows[client] = encode_rows(config, bench.model, spec, rows)
         elif client not in self._rows:
             train = bench.splits.train
@@ -158,7 +160,8 @@ class Rounds(ZerothOrderRunner):
         if not all(math.isfinite(value) for value in losses):
             self._clients.expel(client, f"a loss is not finite at step {first}")
             return None
-        clip = getattr(local.method.estimator, "clip", 0.0)
+        estimator = local.method.estimator
+        clip = estimator.clip if isinstance(estimator, ClippedDirections) else 0.0
         if clip and any(abs(g) >= clip for one in estimates for g in one.coefs):
             what = f"client {client} sent losses at step {first} whose coefficient is beyond estimator.clip={clip:g}"
             self.recorder.say(f"client {client}", f"{what}, which bounds it")
@@ -208,5 +211,9 @@ class ClientProcess:
         """Answer a question of `ClientTeam`."""
         if self._client is None:
             (number,), question = struct.unpack_from("<I", question), question[4:]
+            try:
+                self._rows.of(number)
+            except UserError as error:
+                return declined(str(error.errors[0]))
             self._client = Client(self._local, number, partial(self._rows.objective, number))
         return self._client.answer(question)

@@ -262,10 +262,7 @@ def agents() -> Agents:
 
 def processes(options: Executor, trial: Trial) -> int:
     """Return the number of a trial's processes: only zeroth-order steps are shared, by points or by clients."""
-    shared = trial.shared_steps
-    if shared is None or (shared.clients and options.workers != 1 + shared.clients):
-        return 1
-    return options.workers
+    return 1 if trial.shared_steps is None else options.workers
 
 
 def must_share(options: Executor, trials: Iterable[Trial]) -> None:
@@ -273,7 +270,13 @@ def must_share(options: Executor, trials: Iterable[Trial]) -> None:
     where = f"executor.workers={options.workers}"
     for trial in trials if options.workers > 1 else ():
         shared = trial.shared_steps
-        if shared is None or shared.clients:
+        if shared is None:
+            continue
+        if shared.clients:
+            if options.workers != 1 + shared.clients:
+                what = f"{shared.clients} clients have a process each, or are simulated in one"
+                fix = f"executor.workers={1 + shared.clients}, or 1; grid.only=[...] leaves other rows out"
+                raise UserError(f"{what}: {trial.label or trial.trial_id}", where=where, fix=fix)
             continue
         if shared.one_process:
             raise UserError(

@@ -36,6 +36,7 @@ Row = dict[str, Any]
 T = TypeVar("T")
 Rows = tuple[int, Callable[[int], T]]  # how many, index -> row: those of the hub are read on demand
 FILES = ("train", "validation", "test")
+DIGITS = 32  # of the SHA-256 in a fingerprint of rows
 SHOTS_TEST_SEED = 42  # draws the test rows of MeZO's k-shot runs, whatever the run's own seed
 DRAWN = (  # the rule of `load_splits`, for readers of an archive
     "Rows are taken in the order of numpy.random.RandomState(split.seed).permutation(n), n its rows. "
@@ -106,7 +107,7 @@ def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
             digest.update(f"{split} {file_digest}\n".encode())
             total += stat.st_size
     mean = total / max(sum(map(len, marks.values())), 1)
-    return DataStatus(True, str(folder), f"sha256:{digest.hexdigest()[:32]}", marks, row_bytes=mean, folder=folder)
+    return DataStatus(True, str(folder), f"sha256:{digest.hexdigest()[:DIGITS]}", marks, row_bytes=mean, folder=folder)
 
 
 def files_of(task: Task, data_dir: str | None) -> Mapping[str, str]:
@@ -118,6 +119,41 @@ def files_of(task: Task, data_dir: str | None) -> Mapping[str, str]:
     paths = [path_of(folder, split) for split in FILES] if folder is not None else []
     with reading():
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths if path.is_file()}
+
+
+def paths_of_clients(task: Task, data_dir: str | None, files: str, clients: int) -> list[Path]:
+    """Return the files of clients' own rows. Raises UserError for a task without a local folder."""
+    return [path_of(_local(task, data_dir), f"{files}{client}") for client in range(clients)]
+
+
+def rows_of_clients(paths: Sequence[Path], spec: TaskSpec) -> tuple[tuple[str, ...], str]:
+    """Return the fingerprints of clients' own rows, and why one is not known; () with a reason.
+
+    That of a file that stays elsewhere is read from NAME.jsonl.sha256 in its place, in the format of `sha256sum`.
+    Raises UserError for a malformed row, as `check` does, and for anything else in place of a checksum.
+    """
+    known, missing = [], list[Path]()
+    with reading():
+        for path in paths:
+            if path.is_file():
+                stat = path.stat()
+                known.append(_scanned(path, stat.st_mtime_ns, stat.st_size, spec)[0][:DIGITS])
+            elif (note := path.with_name(f"{path.name}.sha256")).is_file():
+                known.append(_noted(note.read_text(encoding="utf-8", errors="replace"), note, path.name))
+            else:
+                missing.append(path)
+    if not missing:
+        return tuple(known), ""
+    first, others = missing[0], f" (nor {len(missing) - 1} others)" if len(missing) > 1 else ""
+    make = f"sha256sum {first.name} > {first.name}.sha256"
+    return (), f"no file {first}{others}, and no fingerprint of it: run `{make}` where it is, and copy the result there"
+
+
+def _noted(text: str, where: Path, name: str) -> str:
+    found = re.fullmatch(r"\\?([0-9a-f]{64}) [ *](.*)\n?", text)
+    if found is None or Path(found[2]).name != name:
+        raise UserError(f"not the SHA-256 of {name}", where=str(where), fix=f"sha256sum {name} > {where.name}")
+    return found[1][:DIGITS]
 
 
 def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Splits:
@@ -228,14 +264,25 @@ def open_split(spec: TaskSpec, task: Task, data_dir: str | None, split: str) -> 
     return len(dataset), get
 
 
-def read_rows(spec: TaskSpec, task: Task, data_dir: str | None, name: str) -> list[Row]:
-    """Return the rows of the file `name`.jsonl in a task's folder. Raises UserError as `open_split` does."""
+def read_rows(spec: TaskSpec, task: Task, data_dir: str | None, name: str, planned: str = "") -> list[Row]:
+    """Return the rows of the file `name`.jsonl in a task's folder.
+
+    Raises UserError as `open_split` does, and if the file's fingerprint is not the `planned` one.
+    """
+    path = path_of(_local(task, data_dir), name)
+    with reading():
+        data = path.read_bytes()
+    if planned and (here := hashlib.sha256(data).hexdigest()[:DIGITS]) != planned:
+        fix = "restore the file, or plan with the new one"
+        raise UserError(f"rows with SHA-256 {here}, planned with {planned},", where=str(path), fix=fix)
+    return list(_checked(data, path, spec))
+
+
+def _local(task: Task, data_dir: str | None) -> Path:
     folder = _folder(task, data_dir)
     if folder is None:
-        raise UserError(f"task {spec.name!r} is read from a local folder; set data.dir")
-    path = path_of(folder, name)
-    with reading():
-        return list(_checked(path.read_bytes(), path, spec))
+        raise UserError(f"task {task.name!r} is read from a local folder; set data.dir")
+    return folder
 
 
 def _folder(task: Task, data_dir: str | None) -> Path | None:
@@ -406,7 +453,7 @@ def digest_rows(spec: TaskSpec, rows: Sequence[Row]) -> str:
     digest = hashlib.sha256()
     for row in rows:
         digest.update(_canonical([row[column] for column in spec.columns]) + b"\n")
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()[:DIGITS]
 
 
 def _canonical(value: Any) -> bytes:

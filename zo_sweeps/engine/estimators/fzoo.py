@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan, nan
 
 from zo_sweeps.engine.estimators._population import deviation
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.points import Estimate, Point
+from zo_sweeps.methods.points import Point
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,6 @@ class FZOO(RGEOneSided):
         spread = deviation(slopes)
         return [slope / spread for slope in slopes]
 
-    def combine(self, points: Sequence[Point], losses: Sequence[float]) -> Estimate:
-        plain, spread = super().combine(points, losses), deviation(losses[1:]) / self.eps
-        coefs = [nan if isnan(g) else g / spread if spread else 0.0 for g in plain.coefs]
-        return Estimate.mean(points[0].key.seed, points[0].key.step, coefs, plain.loss)
+    def _quotients(self, losses: Sequence[float]) -> list[float]:
+        spread = deviation(losses[1:]) / self.eps
+        return [g / spread if spread else 0.0 for g in super()._quotients(losses)]

@@ -25,8 +25,9 @@ class Federated(OfClients, ZerothOrder):
     K = 1 is MeZO, bit for bit. All clients have the same weight, whatever their rows.
 
     With `executor.workers` one more than `clients`, each has a process of its own, which reads its own rows alone where
-    they are in `files`. With any other number they are simulated, in turn, with the same result. The first process
-    evaluates a client that is lost or late, and leaves it out where rows are in `files`.
+    they are in `files`. With one they are simulated, in turn, with the same result. The first process evaluates a
+    client that is lost or late, and leaves it out where rows are in `files`. Of these, `rows` has the fingerprints: a
+    client with others is left out.
 
     Bytes: a client sends 4 per point and local step, and receives 8 per coefficient of every step of the run before
     its round. Source: shared directions, Li et al., Achieving dimension-free communication in federated learning via
