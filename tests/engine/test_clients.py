@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,10 +21,12 @@ from zo_sweeps.engine.clients import Client, LocalSteps, received, sent, train_i
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.perturbations.cone import Cone
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.seed_pool import SeedPool
+from zo_sweeps.engine.perturbations.seed_pool_pro import SeedPoolPro
 from zo_sweeps.engine.replay import digest, rebuild
-from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.train import Scores, StepDone, of_batch, train
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.sgd import SGD
@@ -55,7 +60,7 @@ def made(
 
 
 def run(
-    local: LocalSteps, gather: Callable[[int], tuple[Sequence[Sequence[float]], int]], log: Any = ()
+    local: LocalSteps, gather: Callable[[int, RunState], tuple[Sequence[Sequence[float]], int]], log: Any = ()
 ) -> tuple[list[tuple[float, ...]], list[float]]:
     """The log and the losses of the steps that are run."""
     nothing = lambda: Scores(0.0, 0.0, {})
@@ -65,9 +70,9 @@ def run(
 
 
 def simulated(local: LocalSteps, objective: Any, log: Any = ()) -> tuple[list[tuple[float, ...]], list[float]]:
-    def gather(first: int) -> tuple[list[list[float]], int]:
+    def gather(first: int, state: RunState) -> tuple[list[list[float]], int]:
         members = enumerate(local.protocol.members(SEED, first))
-        return [local.losses(lambda step, c=c: objective(c, step), first, place) for place, c in members], 0
+        return [local.losses(lambda step, c=c: objective(c, step), first, place, state) for place, c in members], 0
 
     return run(local, gather, log)
 
@@ -135,21 +140,28 @@ def test_a_round_is_what_its_definition_says(protocol: Federated) -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "estimator"),
-    [(DECOMFL, RGE(2, EPS)), (DECOMFL, RGEOneSided(3, EPS)), (FEDKSEED, RGE(2, EPS))],
-    ids=["shared", "shared, one-sided", "own"],
+    ("protocol", "estimator", "directions"),
+    [
+        (DECOMFL, RGE(2, EPS), Gaussian()),
+        (DECOMFL, RGEOneSided(3, EPS), Gaussian()),
+        (DECOMFL, RGE(2, EPS), SeedPoolPro(seeds=5, every=2)),
+        (FEDKSEED, RGE(2, EPS), SeedPool(seeds=5)),
+        (FEDKSEED, RGE(2, EPS), SeedPoolPro(seeds=5, every=4)),
+        (Federated(clients=4, present=2), RGE(2, EPS), Cone()),
+    ],
+    ids=["shared", "shared, one-sided", "shared, by the log", "own", "own, by the log", "momentum"],
 )
 def test_clients_with_models_of_their_own_exchange_as_many_bytes_as_planned(
-    protocol: Federated, estimator: Estimator
+    protocol: Federated, estimator: Estimator, directions: Perturbation
 ) -> None:
-    clients, server = [], made(protocol, estimator)[0]
+    clients, server = [], made(protocol, estimator, directions)[0]
     for number in range(protocol.clients):
-        local, objective = made(protocol, estimator)
+        local, objective = made(protocol, estimator, directions)
         clients.append(Client(local, number, lambda step, f=objective, c=number: f(c, step)))
     log: list[tuple[float, ...]] = []
     counted: list[int] = []
 
-    def gather(first: int) -> tuple[list[list[float]], int]:
+    def gather(first: int, state: RunState) -> tuple[list[list[float]], int]:
         answers = []
         for number in protocol.members(SEED, first):
             missed = log[clients[number].done : first - 1]
@@ -161,7 +173,7 @@ def test_clients_with_models_of_their_own_exchange_as_many_bytes_as_planned(
     for event in train_in_rounds(server, gather, lambda: Scores(0.0, 0.0, {}), eval_every=STEPS):
         if isinstance(event, StepDone):
             log.append(event.coefs)
-    assert log == simulated(*made(protocol, estimator))[0]
+    assert log == simulated(*made(protocol, estimator, directions))[0]
     of_client = len(server.points(1, 0))
     assert sum(counted) == sum(protocol.traffic(SEED, STEPS, of_client, estimator.budget))
     up, down = protocol.traffic(SEED, STEPS, of_client, estimator.budget)
@@ -170,12 +182,13 @@ def test_clients_with_models_of_their_own_exchange_as_many_bytes_as_planned(
 
     # One was present in some rounds and missed others; one joins when the run is over; both have the server's weights.
     weights = digest(server.space.params)
-    for client in (*clients, Client(made(protocol, estimator)[0], 0, lambda step: pytest.fail("it evaluates nothing"))):
+    late = Client(made(protocol, estimator, directions)[0], 0, lambda step: pytest.fail("it evaluates nothing"))
+    for client in (*clients, late):
         missed = log[client.done :]
         client.catch_up(b"".join(struct.pack(f"<{len(line)}d", *line) for line in missed))
         assert digest(client._local.space.params) == weights
         assert client.done == STEPS
-    replayed, _ = made(protocol, estimator)
+    replayed, _ = made(protocol, estimator, directions)
     rebuild(replayed.method, replayed.space, log, replayed.rates, seed=SEED)
     assert digest(replayed.space.params) == weights
 
@@ -194,7 +207,8 @@ def test_a_run_that_stopped_within_a_round_goes_on_with_the_same_bits(protocol: 
 def test_a_client_goes_back_to_the_rounds_weights_also_when_its_loss_fails() -> None:
     local, objective = made(DECOMFL, RGE(2, EPS))
     before = digest(local.space.params)
-    assert len(local.losses(lambda step: objective(1, step), 1, 0)) == 2 * 4
+    start = local.method.init(local.space.params)
+    assert len(local.losses(lambda step: objective(1, step), 1, 0, start)) == 2 * 4
     assert digest(local.space.params) == before
 
     def fails(step: int) -> Objective:
@@ -203,7 +217,7 @@ def test_a_client_goes_back_to_the_rounds_weights_also_when_its_loss_fails() -> 
         return objective(1, step)
 
     with pytest.raises(RuntimeError, match="no memory"):
-        local.losses(fails, 1, 0)
+        local.losses(fails, 1, 0, start)
     assert digest(local.space.params) == before
 
 
@@ -242,7 +256,7 @@ def test_members_are_drawn_anew_and_uniformly() -> None:
 
 def test_what_a_client_sends_is_checked() -> None:
     local, objective = made(DECOMFL, RGE(2, EPS))
-    good = local.losses(lambda step: objective(1, step), 1, 0)
+    good = local.losses(lambda step: objective(1, step), 1, 0, RunState())
     assert received(sent(good)) == good, "fp32 holds a loss"
     first, second = DECOMFL.members(SEED, 1)
     with pytest.raises(ValueError, match="3 losses, not 4 for each of 2 local steps"):
@@ -268,9 +282,9 @@ def test_a_client_without_an_answer_is_in_no_mean_and_the_log_replays(protocol: 
     local, objective = made(protocol, RGE(2, EPS))
     both: list[list[list[float]]] = []
 
-    def gather(first: int) -> tuple[list[list[float] | None], int]:
+    def gather(first: int, state: RunState) -> tuple[list[list[float] | None], int]:
         members = enumerate(protocol.members(SEED, first))
-        both.append([local.losses(lambda step, c=c: objective(c, step), first, place) for place, c in members])
+        both.append([local.losses(lambda step, c=c: objective(c, step), first, place, state) for place, c in members])
         return [None, both[-1][1]], 0
 
     log, _ = run(local, gather)
@@ -293,7 +307,41 @@ def test_a_client_without_an_answer_is_in_no_mean_and_the_log_replays(protocol: 
 
 def test_a_huge_loss_of_one_client_is_bounded_by_clip() -> None:
     local, objective = made(DECOMFL, RGE(2, EPS, clip=3.0))
-    good = local.losses(lambda step: objective(1, step), 1, 0)
+    good = local.losses(lambda step: objective(1, step), 1, 0, RunState())
     forged = [1e30, -1e30] * 4
     for one, honest in zip(local.estimates(1, [forged, good]), local.estimates(1, [good, good]), strict=True):
         assert one.coefs == tuple((3.0 + g) / 2 for g in honest.coefs), "at most clip / M of the mean"
+
+
+def test_a_pools_probabilities_are_those_of_the_paper_and_follow_from_the_log_alone() -> None:
+    """Against the definition in plain numpy: of the log up to the last whole round."""
+    pool, seeds, every, clip = SeedPoolPro(seeds=6, every=3, clip=2.0), 6, 3, 2.0
+    log = [[0.5, -9.0], [1.5, math.nan], [-0.25, 3.0], [8.0, 0.125], [1.0, -1.0], [0.0, 2.5], [4.0, 4.0]]
+    history: dict[int, list[float]] = {j: [0.0] for j in range(seeds)}
+    state, estimator, expected = pool.init({}), RGE(2, EPS), None
+    for step, line in enumerate(log, start=1):
+        now = pool.at({}, state, step)
+        for query in range(2):
+            key = NoiseKey(SEED, step, query)
+            if expected is None:
+                assert now.drawn(key) == SeedPool(seeds=seeds).drawn(key), "uniform, as without probabilities"
+            else:
+                place = np.searchsorted(np.cumsum(expected), pool.word(key) / 2**32, side="right")
+                assert now.drawn(key) == NoiseKey(SEED, 0, place)
+            if not math.isnan(line[query]):
+                history[now.drawn(key).query].append(line[query])
+        before = repr(state)
+        after = now.observe({}, estimator.from_log(SEED, step, line), state)
+        assert repr(state) == before, "a client's local steps begin with it again"
+        state = after
+        if step % every == 0:
+            means = np.array([np.abs(np.clip(own, -clip, clip)).mean() for own in history.values()])
+            scaled = np.exp((means - means.min()) / (means.max() - means.min() + 1e-10))
+            expected = scaled / scaled.sum()
+            weights = np.diff([0, *state["ends"]])
+            assert weights / weights.sum() == pytest.approx(expected, rel=1e-8)
+            assert max(expected) > 2 * min(expected), "they differ"
+    now = pool.at({}, state, 8)
+    counts = Counter(now.drawn(NoiseKey(SEED, 8, query)).query for query in range(6000))
+    assert expected is not None
+    assert all(abs(counts[j] - 6000 * p) < 5 * (6000 * p * (1 - p)) ** 0.5 for j, p in enumerate(expected))

@@ -32,8 +32,9 @@ def test_one_client_has_the_result_of_mezo_and_other_bytes() -> None:
     assert metrics["client_bytes"] == (64 + 48) / 4
 
 
-def test_clients_by_label_are_interrupted_within_a_round_and_go_on_with_the_same_bits() -> None:
-    trial = make(*KSEED)
+@pytest.mark.parametrize("directions", [[], ["perturbation=seed_pool_pro", "perturbation.every=2"]], ids=["", "pro"])
+def test_clients_by_label_are_interrupted_within_a_round_and_go_on_with_the_same_bits(directions: list[str]) -> None:
+    trial = make(*KSEED, *directions)
     assert processes(Executor(workers=2), trial) == 1
     whole = run(trial)
     assert whole[0].state is TrialState.SUCCEEDED, whole[0].error
@@ -48,6 +49,8 @@ def test_clients_by_label_are_interrupted_within_a_round_and_go_on_with_the_same
     ("overrides", "line"),
     [
         (["estimator.q=3"], "estimator.q=2, not 3"),
+        (["perturbation=seed_pool_pro", "perturbation.every=3"], "after method.local_steps=2: make them equal"),
+        (["perturbation=cone"], "change after 1 steps"),
         (["update=adam"], "takes local steps without a state: use update=sgd, not adam"),
         (["perturbation=small_weights"], "depend on the weights at its step"),
         (["estimator=es"], "estimator=es has no mean of"),

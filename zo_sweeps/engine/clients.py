@@ -54,7 +54,7 @@ class LocalSteps:
     """What a client computes in a round, from the round's theta, and what the server makes of it.
 
     Args:
-        method: bound to the space's parameters; its update and its directions have no state.
+        method: bound to the space's parameters; its update has no state, and its directions' is that of the round.
     """
 
     protocol: Federated
@@ -71,26 +71,25 @@ class LocalSteps:
         own = self.protocol.own_directions
         return [point for point in points if not own or point.key.query == place or not point.scale]
 
-    def losses(self, objective: OfStep, first: int, place: int) -> list[float]:
+    def losses(self, objective: OfStep, first: int, place: int, state: RunState) -> list[float]:
         """Return f at the client's points in each step of the round that begins with step `first`, as they are sent.
 
-        Theta is that of the round, before and after. Cost: the forwards of K steps; for K > 1 a copy of theta.
+        Theta and `state` are those of the round, before and after. Cost: the forwards of K steps; for K > 1 a copy of
+        theta.
         """
         params, steps = self.space.params, self.protocol.round_of(first, self.steps)
-        state, kept = RunState(), {}
-        losses: list[float] = []
+        kept, losses = {}, list[float]()
         if len(steps) > 1:
             kept = {name: param.detach().clone() for name, param in params.items()}
         try:
             for step in steps:
-                points = self.points(step, place)
-                own = received(sent(losses_at(self.method, self.module, self.space, objective(step), points)))
+                points, method = self.points(step, place), self.method.at(params, state, step)
+                own = received(sent(losses_at(method, self.module, self.space, objective(step), points)))
                 losses += own
                 if not all(map(math.isfinite, own)):
                     return [*losses, *[math.nan] * ((steps[-1] - step) * len(points))]
                 if step < steps[-1]:
-                    estimate = self.method.estimator.combine(points, own)
-                    state = self.method.move(params, estimate, state, self.rates(step))
+                    state = method.move(params, method.estimator.combine(points, own), state, self.rates(step))
         finally:
             with torch.no_grad():
                 for name, value in kept.items():
@@ -137,9 +136,9 @@ class LocalSteps:
             coefs = [_mean(of_query) for of_query in zip(*(estimate.coefs for estimate in each), strict=True)]
         return Estimate.mean(self.seed, step, coefs, loss)
 
-    def apply(self, log: Sequence[Sequence[float]], first: int) -> None:
-        """Move theta by the steps first, first + 1, ... of the run's log."""
-        replay(self.method, self.space.params, log, self.rates, seed=self.seed, first=first)
+    def apply(self, log: Sequence[Sequence[float]], first: int, state: RunState) -> RunState:
+        """Move theta by the steps first, first + 1, ... of the run's log; return the state after them."""
+        return replay(self.method, self.space.params, log, self.rates, seed=self.seed, first=first, state=state)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -198,6 +197,7 @@ class Client:
     def __init__(self, local: LocalSteps, number: int, objective: OfStep) -> None:
         self._local, self._number, self._objective = local, number, objective
         self._width = local.method.estimator.directions(local.method.d)
+        self._state = local.method.init(local.space.params)
         self.done = 0  # steps of the run that it has applied
 
     def catch_up(self, message: bytes) -> None:
@@ -206,7 +206,7 @@ class Client:
         if left:
             raise ValueError(f"{len(message)} bytes are no whole steps of {self._width} coefficients")
         log = [struct.unpack_from(f"<{self._width}d", message, 8 * self._width * i) for i in range(count)]
-        self._local.apply(log, self.done + 1)
+        self._state = self._local.apply(log, self.done + 1, self._state)
         self.done += count
 
     def answer(self, message: bytes) -> bytes:
@@ -218,12 +218,13 @@ class Client:
         members = self._local.protocol.members(self._local.seed, self.done + 1)
         if self._number not in members:
             raise ValueError(f"client {self._number} has no part in the round of step {self.done + 1}")
-        return sent(self._local.losses(self._objective, self.done + 1, members.index(self._number)))
+        place = members.index(self._number)
+        return sent(self._local.losses(self._objective, self.done + 1, place, self._state))
 
 
 def train_in_rounds(
     local: LocalSteps,
-    gather: Callable[[int], tuple[Sequence[Sequence[float] | None], int]],
+    gather: Callable[[int, RunState], tuple[Sequence[Sequence[float] | None], int]],
     evaluate_dev: Callable[[], Scores],
     *,
     eval_every: int,
@@ -234,8 +235,8 @@ def train_in_rounds(
     """Run the rounds after those that `log` has whole, as `train` runs steps.
 
     Args:
-        gather: first step of a round -> the losses of its clients (None: it has none), and the tokens that they
-            forwarded. It is called with theta at the round's beginning.
+        gather: first step of a round, its state -> the losses of its clients (None: it has none), and the tokens that
+            they forwarded. It is called with theta at the round's beginning.
 
     A round's time is spread evenly over its steps: of simulated clients, that of all of them, in turn. Dev is
     scored after any step, also within a round, with the weights that the log has there. Raises
@@ -249,7 +250,7 @@ def train_in_rounds(
         yield evaluated_at(whole, evaluate_dev, seed)
     for first in range(whole + 1, steps + 1, protocol.local_steps):
         spent, began, count = joules(), time.perf_counter(), len(protocol.round_of(first, steps))
-        losses, tokens = gather(first)
+        losses, tokens = gather(first, state)
         estimates = local.estimates(first, losses)
         seconds, spent = (time.perf_counter() - began) / count, (joules() - spent) / count
         for number, estimate in enumerate(estimates, start=first):
@@ -259,7 +260,7 @@ def train_in_rounds(
             measured = LostUpdates.is_measured(number) and not local.method.update.rounds_randomly
             lost = LostUpdates() if measured else None
             with lost.around(params) if lost is not None else nullcontext():
-                state = local.method.move(params, estimate, state, lr)
+                state = local.method.at(params, state, number).move(params, estimate, state, lr)
             share = math.nan if lost is None else lost.share(lr != 0 and any(weight for _, weight in estimate.terms))
             took = seconds + time.perf_counter() - began
             yield StepDone(number, estimate.loss, estimate.coefs, took, tokens // count, share, spent)

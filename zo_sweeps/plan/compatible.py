@@ -146,9 +146,13 @@ def _clients(config: TrialConfig) -> Iterator[str]:
         yield f"{what} averages coefficients, which estimator={estimator.name} has no mean of; use estimator=rge"
     if update.state_copies or update.evaluations or update.draws_again:
         yield f"{what} takes local steps without a state: use update=sgd, not {update.name}"
-    if config.perturbation.reads is not Reads.NOISE:
-        name, reads = config.perturbation.name, config.perturbation.reads.value
-        yield f"{what}: directions of perturbation={name} depend on {reads}; use perturbation=gaussian"
+    perturbation, reads = config.perturbation, config.perturbation.reads
+    if reads is Reads.LOG and perturbation.steady != kind.local_steps:
+        changes = f"directions of perturbation={perturbation.name} change after {perturbation.steady} steps"
+        yield f"{changes}, and clients learn coefficients after method.local_steps={kind.local_steps}: make them equal"
+    elif reads not in (Reads.NOISE, Reads.LOG):
+        reason = f"directions of perturbation={perturbation.name} depend on {reads.value}"
+        yield f"{what}: {reason}; use perturbation=gaussian"
     if config.space.renewed_every:
         yield f"{what} keeps its parameters: space.refresh must be 0"
     if config.evaluation.restore is Restore.IN_PLACE or config.evaluation.parts:

@@ -11,7 +11,7 @@ from zo_sweeps.core.events import PeerLost, PeersReady
 from zo_sweeps.engine.batch import indices
 from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, received, train_in_rounds
 from zo_sweeps.engine.evaluate import Objective
-from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.train import Evaluated, StepDone, of_batch
 from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.kinds.federated import Federated
@@ -92,22 +92,23 @@ class Rounds(ZerothOrderRunner):
         local, rows = local_steps(bench, kind, method, space), ClientRows(bench, kind, space)
         of_client = len(local.points(1, 0))
 
-        def simulated(first: int, place: int, client: int) -> list[float]:
-            return local.losses(partial(rows.objective, client), first, place)
+        def simulated(first: int, state: RunState, place: int, client: int) -> list[float]:
+            return local.losses(partial(rows.objective, client), first, place, state)
 
-        def gather(first: int) -> tuple[list[list[float] | None], int]:
+        def gather(first: int, state: RunState) -> tuple[list[list[float] | None], int]:
             rows.tokens = 0
             members = [*enumerate(kind.members(config.seed, first))]
             losses: list[list[float] | None]
             if self._clients is None:
-                losses = [simulated(first, *one) for one in members]
+                losses = [simulated(first, state, *one) for one in members]
             else:
                 answers = self._clients.answers([client for _, client in members], recorder.coefs[: first - 1])
                 losses = [self._checked(local, first, *one) for one in zip(members, answers, strict=True)]
                 if kind.files or (self.sharing is not None and self.sharing.drop):
                     self._left_out += losses.count(None)
                 else:
-                    losses = [simulated(first, *members[at]) if own is None else own for at, own in enumerate(losses)]
+                    of = partial(simulated, first, state)
+                    losses = [of(*one) if own is None else own for one, own in zip(members, losses, strict=True)]
             return losses, rows.tokens * of_client
 
         rounds = -(-config.train.steps // kind.local_steps)

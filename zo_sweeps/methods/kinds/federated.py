@@ -32,8 +32,8 @@ class Federated(ZerothOrder):
     Bytes: a client sends 4 per point and local step, and receives 8 per coefficient of every step of the run before
     its round. Source: shared directions, Li et al., Achieving dimension-free communication in federated learning via
     zeroth-order optimization (DeComFL), 2024; own ones, with perturbation=seed_pool, Qin et al., Federated
-    full-parameter tuning of billion-sized language models with communication cost under 18 kilobytes (FedKSeed), 2023,
-    with uniform probabilities. Raises UserError for more clients present than there are.
+    full-parameter tuning of billion-sized language models with communication cost under 18 kilobytes (FedKSeed), 2023;
+    FedKSeed-Pro with seed_pool_pro. Raises UserError for more clients present than there are.
     """
 
     runner: ClassVar[str] = "zo_sweeps.run.rounds:Rounds"
