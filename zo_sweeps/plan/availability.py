@@ -17,6 +17,7 @@ from zo_sweeps.core.trial import Needs
 from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import identity, write
+from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.task import CHAT
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts
 from zo_sweeps.methods.update import Update
@@ -24,9 +25,10 @@ from zo_sweeps.models.identity import ModelStatus, status
 from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
 from zo_sweeps.plan.planned_memory import RowTokens, gold_only, memory_of, tokens_forwarded, too_long
 from zo_sweeps.plan.planned_work import work_of
-from zo_sweeps.tasks.data import DataStatus, check, drawn_marks, facts
+from zo_sweeps.tasks.data import DataStatus, check, column_of, drawn_marks, facts, load_splits
 from zo_sweeps.tasks.encode import room_of
 from zo_sweeps.tasks.kinds.verified import Verified
+from zo_sweeps.tasks.shards import by_source
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import chat_of
 
@@ -155,6 +157,10 @@ class Places:
                 return remarks([facts(spec, drawn_marks(spec, config.task, split, data.marks))], of_data=True)
 
             notes += self._once((id(data), split), of_rows)
+        if isinstance(kind, Federated) and kind.by and data.folder is not None:
+            sources = column_of(load_splits(_spec(config), config.task, config.data.dir, split).train, kind.by)
+            if kind.alpha is None:
+                by_source(sources, kind.clients)
         if not kind.generates:
             notes += _not_read(config, model, data)
         dev = min(split.dev, config.task.dev_size or split.dev)

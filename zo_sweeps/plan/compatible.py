@@ -159,9 +159,14 @@ def _clients(config: TrialConfig) -> Iterator[str]:
         yield f"{what} evaluates a client's rows at once, beside theta: leave evaluation.restore and parts out"
     if kind.files and config.space.needs_gradients and not config.space.of_text:
         yield f"space {config.space.name!r} takes its mask from training rows, which the clients keep: use source=text"
-    if kind.files and kind.alpha is not None:
-        yield "method.alpha divides rows that method.files has divided: leave one of them out"
-    if kind.alpha is not None and (config.task.kind.predicts is not Of.LABELS or config.task.kind.own_options):
+    if kind.files and (kind.by or kind.alpha is not None):
+        option = "by" if kind.by else "alpha"
+        yield f"method.{option} divides rows that method.files has divided: leave one of them out"
+    if (
+        kind.alpha is not None
+        and not kind.by
+        and (config.task.kind.predicts is not Of.LABELS or config.task.kind.own_options)
+    ):
         yield f"method.alpha divides rows by label, and task {config.task.name} has no labels: leave it out"
 
 

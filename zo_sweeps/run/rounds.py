@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import partial
 
 from zo_sweeps.core.events import PeerLost, PeersReady
@@ -18,9 +18,9 @@ from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.training import ZerothOrderRunner
 from zo_sweeps.run.workbench import Workbench, encode_rows
-from zo_sweeps.tasks.data import read_rows
+from zo_sweeps.tasks.data import column_of, load_splits, read_rows
 from zo_sweeps.tasks.encode import EncodedExample
-from zo_sweeps.tasks.shards import shards
+from zo_sweeps.tasks.shards import by_source, shards
 from zo_sweeps.tasks.spec import TaskSpec
 
 
@@ -35,13 +35,20 @@ class ClientRows:
     def of(self, client: int) -> list[EncodedExample]:
         """Return a client's rows. Raises UserError if its file cannot be read, or there are too few rows to divide."""
         bench, config, kind = self._bench, self._bench.config, self._kind
+        spec = TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
         if client not in self._rows and kind.files:
-            spec = TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
             rows = read_rows(spec, config.task, config.data.dir, f"{kind.files}{client}")
             self._rows[client] = encode_rows(config, bench.model, spec, rows)
         elif client not in self._rows:
             train = bench.splits.train
-            divided = shards([example.gold for example in train], kind.clients, kind.alpha, config.seed)
+            groups: list[Hashable] = [example.gold for example in train]
+            if kind.by:
+                rows = load_splits(spec, config.task, config.data.dir, config.split).train
+                groups = [*column_of(rows, kind.by)]
+            whole = kind.by and kind.alpha is None
+            divided = (
+                by_source(groups, kind.clients) if whole else shards(groups, kind.clients, kind.alpha, config.seed)
+            )
             self._rows = {number: [train[row] for row in own] for number, own in enumerate(divided)}
         return self._rows[client]
 
