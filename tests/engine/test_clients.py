@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -20,7 +23,7 @@ from zo_sweeps.engine.batch import collate, indices
 from zo_sweeps.engine.clients import Client, LocalSteps, received, sent, train_in_rounds
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
-from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.evaluate import Objective, evaluate
 from zo_sweeps.engine.perturbations.cone import Cone
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.seed_pool import SeedPool
@@ -31,9 +34,10 @@ from zo_sweeps.engine.train import Scores, StepDone, of_batch, train
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import Estimator
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import FullModel
 
 pytestmark = pytest.mark.unit
@@ -345,3 +349,110 @@ def test_a_pools_probabilities_are_those_of_the_paper_and_follow_from_the_log_al
     counts = Counter(now.drawn(NoiseKey(SEED, 8, query)).query for query in range(6000))
     assert expected is not None
     assert all(abs(counts[j] - 6000 * p) < 5 * (6000 * p * (1 - p)) ** 0.5 for j, p in enumerate(expected))
+
+
+class OneDeviation(random.Random):
+    """Noise of one standard deviation, always."""
+
+    def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
+        return mu + sigma
+
+
+def rows_of(protocol: Federated, wrong: float | None = None) -> tuple[LocalSteps, Callable[[int, int], Any]]:
+    """A model with what its client computes, and (client, step) -> f of each row; `wrong`: the first row's loss."""
+    model = tiny_model()
+    space = FullModel(model.module)
+    method = Method(RGE(2, EPS, clip=0.5), Gaussian(), SGD()).bind(space.params)
+    local = LocalSteps(protocol, method, model.module, space, lambda step: LR, SEED, STEPS)
+
+    def each(client: int, step: int) -> list[Objective]:
+        own = EXAMPLES[client :: protocol.clients]
+        rows = [own[i] for i in indices(SEED, step, len(own), 3)]
+        of = [of_batch(model, collate([row], 0), losses.candidates, space) for row in rows]
+        if wrong is not None:
+            signs = itertools.cycle([1, -1])
+            of[0] = lambda points: torch.tensor([next(signs) * wrong] * points)
+        return of
+
+    return local, each
+
+
+PRIVATE = [replace(DECOMFL, noise=4.0), replace(FEDKSEED, noise=4.0)]
+
+
+@pytest.mark.parametrize("protocol", PRIVATE, ids=["shared", "own"])
+def test_a_private_client_sends_the_noised_mean_of_its_rows_bounded_coefficients(protocol: Federated) -> None:
+    """Against plain sums of losses at the two points of each query, at the round's first step."""
+    local, each = rows_of(protocol)
+    place, client = 1, protocol.members(SEED, 1)[1]
+    method, params, module = local.method, local.space.params, local.module
+    expected = []
+    for query in [place] if protocol.own_directions else range(2):
+        total, bounded = 0.0, 0
+        for f in each(client, 1):
+            points = [Point(NoiseKey(SEED, 1, query), sign * EPS) for sign in (1, -1)]
+            plus, minus = evaluate(f, module, local.space, method.perturbation, points, Mode.SEQUENTIAL)
+            g = (plus - minus) / (2 * EPS)
+            total += max(-0.5, min(0.5, g))
+            bounded += abs(g) > 0.5
+        expected.append(total / 3 + 4.0 * 2 * 0.5 / 3)
+        assert 0 < bounded < 3 or query, "some are bounded"
+    before = digest(params)
+    own = local.losses(lambda step: each(client, step), 1, place, RunState(), OneDeviation())
+    assert len(own) == local.width * protocol.local_steps
+    assert own[: local.width] == pytest.approx(expected, rel=1e-6)
+    assert digest(params) == before
+
+    # Whatever else one row is, what is sent before noise moves by 2 C / B at most, and stays a number.
+    for wrong in (math.nan, math.inf, 1e30, -1e30):
+        other_local, other = rows_of(protocol, wrong)
+        moved = other_local.losses(lambda step, of=other: of(client, step), 1, place, RunState(), OneDeviation())
+        apart = [abs(one - two) for one, two in zip(own[: local.width], moved[: local.width], strict=True)]
+        assert max(apart) <= 2 * 0.5 / 3 * (1 + 1e-6)
+        assert all(map(math.isfinite, moved))
+
+
+@pytest.mark.parametrize("protocol", PRIVATE, ids=["shared", "own"])
+def test_private_clients_draw_noise_that_no_seed_tells_and_their_log_replays(protocol: Federated) -> None:
+    def trained() -> tuple[list[tuple[float, ...]], str, list[Client], list[int]]:
+        clients, server, log, counted = [], rows_of(protocol)[0], list[tuple[float, ...]](), list[int]()
+        for number in range(protocol.clients):
+            local, each = rows_of(protocol)
+            clients.append(Client(local, number, lambda step, f=each, c=number: f(c, step)))
+
+        def gather(first: int, state: RunState) -> tuple[list[list[float]], int]:
+            answers = []
+            for number in protocol.members(SEED, first):
+                question = b"".join(struct.pack("<2d", *line) for line in log[clients[number].done : first - 1])
+                answers.append(clients[number].answer(question))
+                counted.append(len(question) + len(answers[-1]))
+                with pytest.raises(ValueError, match=f"has answered for step {first}, and would with other noise"):
+                    clients[number].answer(b"")
+            return [received(answer) for answer in answers], 0
+
+        for event in train_in_rounds(server, gather, lambda: Scores(0.0, 0.0, {}), eval_every=STEPS):
+            if isinstance(event, StepDone):
+                log.append(event.coefs)
+                assert math.isnan(event.loss), "nobody sends a loss"
+        return log, digest(server.space.params), clients, counted
+
+    log, weights, clients, counted = trained()
+    assert sum(counted) == sum(protocol.traffic(SEED, STEPS, clients[0]._local.width, 2))
+    other, others_weights, *_ = trained()
+    assert log[0] != other[0]
+    assert weights != others_weights
+    for client in (*clients, Client(rows_of(protocol)[0], 0, lambda step: pytest.fail("it evaluates nothing"))):
+        client.catch_up(b"".join(struct.pack("<2d", *line) for line in log[client.done :]))
+        assert digest(client._local.space.params) == weights
+    # What a client may have sent is bounded, whoever it is.
+    local, _ = rows_of(protocol)
+    (huge, *_) = local.of_client(1, 0, [1e30] * local.width * protocol.local_steps)
+    assert {g for g in huge.coefs if not math.isnan(g)} == {0.5 * (1 + 16 * 4.0)}
+
+
+def test_a_client_answers_at_the_beginning_of_rounds_only() -> None:
+    protocol = replace(DECOMFL, present=4, noise=4.0)
+    local, each = rows_of(protocol)
+    client = Client(local, 0, lambda step: each(0, step))
+    with pytest.raises(ValueError, match="no part in the round of step 2"):
+        client.answer(struct.pack("<2d", 0.0, 0.0))

@@ -157,7 +157,9 @@ def _clients(config: TrialConfig) -> Iterator[str]:
         yield f"{what} keeps its parameters: space.refresh must be 0"
     if config.evaluation.restore is Restore.IN_PLACE or config.evaluation.parts:
         yield f"{what} evaluates a client's rows at once, beside theta: leave evaluation.restore and parts out"
-    if kind.files and config.space.needs_gradients and not config.space.of_text:
+    if kind.noise and not getattr(estimator, "clip", 0.0):
+        yield "method.noise hides what a row adds if that is bounded: set estimator=rge and estimator.clip"
+    if (kind.files or kind.noise) and config.space.needs_gradients and not config.space.of_text:
         yield f"space {config.space.name!r} takes its mask from training rows, which the clients keep: use source=text"
     if kind.files and (kind.by or kind.alpha is not None):
         option = "by" if kind.by else "alpha"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import struct
 from collections.abc import Hashable, Iterator
 from functools import partial
@@ -10,12 +11,13 @@ from functools import partial
 from zo_sweeps.core.events import PeerLost, PeersReady
 from zo_sweeps.engine.batch import indices
 from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, received, train_in_rounds
-from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.train import Evaluated, StepDone, of_batch
 from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.run.privacy import epsilon, uses
 from zo_sweeps.run.training import ZerothOrderRunner
 from zo_sweeps.run.workbench import Workbench, encode_rows
 from zo_sweeps.tasks.data import column_of, load_splits, read_rows
@@ -52,13 +54,15 @@ class ClientRows:
             self._rows = {number: [train[row] for row in own] for number, own in enumerate(divided)}
         return self._rows[client]
 
-    def objective(self, client: int, step: int) -> Objective:
-        """Return f of a client's minibatch at a step of the run."""
+    def objective(self, client: int, step: int) -> StepObjective:
+        """Return f of a client's minibatch at a step of the run; with noise, of each of its rows."""
         bench, own, size = self._bench, self.of(client), self._bench.config.train.batch
         assert size is not None
-        batch = bench.collated([own[i] for i in indices(bench.config.seed, step, len(own), size)])
-        self.tokens += batch.tokens
-        return of_batch(bench.model, batch, bench.objective.loss, self._space)
+        rows = [own[i] for i in indices(bench.config.seed, step, len(own), size)]
+        batches = [bench.collated(some) for some in ([[row] for row in rows] if self._kind.noise else [rows])]
+        self.tokens += sum(batch.tokens for batch in batches)
+        each = [of_batch(bench.model, batch, bench.objective.loss, self._space) for batch in batches]
+        return each if self._kind.noise else each[0]
 
 
 def local_steps(bench: Workbench, kind: Federated, method: Method, space: InstalledSpace) -> LocalSteps:
@@ -98,12 +102,20 @@ class Rounds(ZerothOrderRunner):
         assert isinstance(kind, Federated)
         local, rows = local_steps(bench, kind, method, space), ClientRows(bench, kind, space)
         of_client = len(local.points(1, 0))
+        if kind.noise:
+            self._measure_privacy(kind, rows)
 
         def simulated(first: int, state: RunState, place: int, client: int) -> list[float]:
-            return local.losses(partial(rows.objective, client), first, place, state)
+            draw = None
+            if kind.noise:
+                draw = random.Random(f"noise/{config.seed}/{first}/{client}")
+                recorder.measured["noise_seeded"] = 1.0
+            return local.losses(partial(rows.objective, client), first, place, state, draw)
 
         def gather(first: int, state: RunState) -> tuple[list[list[float] | None], int]:
             rows.tokens = 0
+            if kind.noise:
+                recorder.flush()  # so that another attempt asks for one round again at most
             members = [*enumerate(kind.members(config.seed, first))]
             losses: list[list[float] | None]
             if self._clients is None:
@@ -120,7 +132,7 @@ class Rounds(ZerothOrderRunner):
 
         rounds = -(-config.train.steps // kind.local_steps)
         directions = local.method.estimator.directions(local.method.d)
-        up, down = kind.traffic(config.seed, config.train.steps, of_client, directions)
+        up, down = kind.traffic(config.seed, config.train.steps, local.width, directions)
         recorder.measured |= {
             "rounds": float(rounds),
             "client_bytes_up": float(up),
@@ -136,6 +148,23 @@ class Rounds(ZerothOrderRunner):
             evaluated=set(recorder.evaluations),
             joules=recorder.energy.joules,
         )
+
+    def _measure_privacy(self, kind: Federated, rows: ClientRows) -> None:
+        """Record and report epsilon of all steps of the run, and of those that earlier attempts may have asked for."""
+        config, recorder, done = self.config, self.recorder, kind.local_steps
+        assert config.train.batch is not None
+        unknown = kind.files and self._clients is not None
+        again = [step - step % done + 1 for step in recorder.resumed if step < config.train.steps]
+        used = uses(
+            kind, config.seed, config.train.steps, config.train.batch,
+            lambda client: None if unknown else len(rows.of(client)), again,
+        )  # fmt: skip
+        mu = math.sqrt(used * (1 if kind.own_directions else config.estimator.budget)) / kind.noise
+        value = epsilon(mu, kind.delta)
+        recorder.measured |= {"epsilon": value, "delta": kind.delta}
+        text = f"a row of a client is in {used:,} minibatches at most: epsilon = {value:.4g} at delta = {kind.delta:g}"
+        seeded = "; noise of simulated clients is seeded, and hides nothing from those who know the seed"
+        recorder.say("epsilon", text + seeded * (self._clients is None))
 
     def _checked(
         self, local: LocalSteps, first: int, member: tuple[int, int], answer: bytes | None
@@ -154,9 +183,10 @@ class Rounds(ZerothOrderRunner):
         if not all(math.isfinite(value) for value in losses):
             self._clients.expel(client, f"a loss is not finite at step {first}")
             return None
-        clip = getattr(local.method.estimator, "clip", 0.0)
-        if clip and any(abs(g) >= clip for one in estimates for g in one.coefs):
-            what = f"client {client} sent losses at step {first} whose coefficient is beyond estimator.clip={clip:g}"
+        bound = local.bound
+        if bound and any(abs(g) >= bound for one in estimates for g in one.coefs):
+            limit = f"{bound:g}, which noise makes unlikely" if local.protocol.noise else f"estimator.clip={bound:g}"
+            what = f"client {client} sent losses at step {first} whose coefficient is beyond {limit}"
             self.recorder.say(f"client {client}", f"{what}, which bounds it")
         return losses
 
