@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,18 +23,21 @@ from zo_sweeps.engine.batch import collate, indices
 from zo_sweeps.engine.clients import Client, LocalSteps, declined, received, sent, train_in_rounds
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
-from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.evaluate import Objective, evaluate
+from zo_sweeps.engine.perturbations.cone import Cone
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.seed_pool import SeedPool
+from zo_sweeps.engine.perturbations.seed_pool_pro import SeedPoolPro
 from zo_sweeps.engine.replay import digest, rebuild
-from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.train import Scores, StepDone, of_batch, train
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import Estimator
+from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.perturbation import Perturbation
-from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import FullModel
 
 pytestmark = pytest.mark.unit
@@ -55,7 +64,7 @@ def made(
 
 
 def run(
-    local: LocalSteps, gather: Callable[[int], tuple[Sequence[Sequence[float]], int]], log: Any = ()
+    local: LocalSteps, gather: Callable[[int, RunState], tuple[Sequence[Sequence[float]], int]], log: Any = ()
 ) -> tuple[list[tuple[float, ...]], list[float]]:
     """The log and the losses of the steps that are run."""
     nothing = lambda: Scores(0.0, 0.0, {})
@@ -65,9 +74,9 @@ def run(
 
 
 def simulated(local: LocalSteps, objective: Any, log: Any = ()) -> tuple[list[tuple[float, ...]], list[float]]:
-    def gather(first: int) -> tuple[list[list[float]], int]:
+    def gather(first: int, state: RunState) -> tuple[list[list[float]], int]:
         members = enumerate(local.protocol.members(SEED, first))
-        return [local.losses(lambda step, c=c: objective(c, step), first, place) for place, c in members], 0
+        return [local.losses(lambda step, c=c: objective(c, step), first, place, state) for place, c in members], 0
 
     return run(local, gather, log)
 
@@ -137,21 +146,28 @@ def test_a_round_is_what_its_definition_says(protocol: Federated) -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "estimator"),
-    [(DECOMFL, RGE(2, EPS)), (DECOMFL, RGEOneSided(3, EPS)), (FEDKSEED, RGE(2, EPS))],
-    ids=["shared", "shared, one-sided", "own"],
+    ("protocol", "estimator", "directions"),
+    [
+        (DECOMFL, RGE(2, EPS), Gaussian()),
+        (DECOMFL, RGEOneSided(3, EPS), Gaussian()),
+        (DECOMFL, RGE(2, EPS), SeedPoolPro(seeds=5, every=2)),
+        (FEDKSEED, RGE(2, EPS), SeedPool(seeds=5)),
+        (FEDKSEED, RGE(2, EPS), SeedPoolPro(seeds=5, every=4)),
+        (Federated(clients=4, present=2), RGE(2, EPS), Cone()),
+    ],
+    ids=["shared", "shared, one-sided", "shared, by the log", "own", "own, by the log", "momentum"],
 )
 def test_clients_with_models_of_their_own_exchange_as_many_bytes_as_planned(
-    protocol: Federated, estimator: Estimator
+    protocol: Federated, estimator: Estimator, directions: Perturbation
 ) -> None:
-    clients, server = [], made(protocol, estimator)[0]
+    clients, server = [], made(protocol, estimator, directions)[0]
     for number in range(protocol.clients):
-        local, objective = made(protocol, estimator)
+        local, objective = made(protocol, estimator, directions)
         clients.append(Client(local, number, lambda step, f=objective, c=number: f(c, step)))
     log: list[tuple[float, ...]] = []
     counted: list[int] = []
 
-    def gather(first: int) -> tuple[list[list[float]], int]:
+    def gather(first: int, state: RunState) -> tuple[list[list[float]], int]:
         answers = []
         for number in protocol.members(SEED, first):
             missed = log[clients[number].done : first - 1]
@@ -163,7 +179,7 @@ def test_clients_with_models_of_their_own_exchange_as_many_bytes_as_planned(
     for event in train_in_rounds(server, gather, lambda: Scores(0.0, 0.0, {}), eval_every=STEPS):
         if isinstance(event, StepDone):
             log.append(event.coefs)
-    assert log == simulated(*made(protocol, estimator))[0]
+    assert log == simulated(*made(protocol, estimator, directions))[0]
     of_client = len(server.points(1, 0))
     assert sum(counted) == sum(protocol.traffic(SEED, STEPS, of_client, estimator.budget))
     up, down = protocol.traffic(SEED, STEPS, of_client, estimator.budget)
@@ -172,12 +188,13 @@ def test_clients_with_models_of_their_own_exchange_as_many_bytes_as_planned(
 
     # One was present in some rounds and missed others; one joins when the run is over; both have the server's weights.
     weights = digest(server.space.params)
-    for client in (*clients, Client(made(protocol, estimator)[0], 0, lambda step: pytest.fail("it evaluates nothing"))):
+    late = Client(made(protocol, estimator, directions)[0], 0, lambda step: pytest.fail("it evaluates nothing"))
+    for client in (*clients, late):
         missed = log[client.done :]
         client.catch_up(b"".join(struct.pack(f"<{len(line)}d", *line) for line in missed))
         assert digest(client._local.space.params) == weights
         assert client.done == STEPS
-    replayed, _ = made(protocol, estimator)
+    replayed, _ = made(protocol, estimator, directions)
     rebuild(replayed.method, replayed.space, log, replayed.rates, seed=SEED)
     assert digest(replayed.space.params) == weights
 
@@ -196,7 +213,8 @@ def test_a_run_that_stopped_within_a_round_goes_on_with_the_same_bits(protocol: 
 def test_a_client_goes_back_to_the_rounds_weights_also_when_its_loss_fails() -> None:
     local, objective = made(DECOMFL, RGE(2, EPS))
     before = digest(local.space.params)
-    assert len(local.losses(lambda step: objective(1, step), 1, 0)) == 2 * 4
+    start = local.method.init(local.space.params)
+    assert len(local.losses(lambda step: objective(1, step), 1, 0, start)) == 2 * 4
     assert digest(local.space.params) == before
 
     def fails(step: int) -> Objective:
@@ -205,7 +223,7 @@ def test_a_client_goes_back_to_the_rounds_weights_also_when_its_loss_fails() -> 
         return objective(1, step)
 
     with pytest.raises(RuntimeError, match="no memory"):
-        local.losses(fails, 1, 0)
+        local.losses(fails, 1, 0, start)
     assert digest(local.space.params) == before
 
 
@@ -244,7 +262,7 @@ def test_members_are_drawn_anew_and_uniformly() -> None:
 
 def test_what_a_client_sends_is_checked() -> None:
     local, objective = made(DECOMFL, RGE(2, EPS))
-    good = local.losses(lambda step: objective(1, step), 1, 0)
+    good = local.losses(lambda step: objective(1, step), 1, 0, RunState())
     assert received(sent(good)) == good, "fp32 holds a loss"
     first, second = DECOMFL.members(SEED, 1)
     with pytest.raises(ValueError, match="3 losses, not 4 for each of 2 local steps"):
@@ -277,9 +295,9 @@ def test_a_client_without_an_answer_is_in_no_mean_and_the_log_replays(protocol: 
     local, objective = made(protocol, RGE(2, EPS))
     both: list[list[list[float]]] = []
 
-    def gather(first: int) -> tuple[list[list[float] | None], int]:
+    def gather(first: int, state: RunState) -> tuple[list[list[float] | None], int]:
         members = enumerate(protocol.members(SEED, first))
-        both.append([local.losses(lambda step, c=c: objective(c, step), first, place) for place, c in members])
+        both.append([local.losses(lambda step, c=c: objective(c, step), first, place, state) for place, c in members])
         return [None, both[-1][1]], 0
 
     log, _ = run(local, gather)
@@ -303,8 +321,149 @@ def test_a_client_without_an_answer_is_in_no_mean_and_the_log_replays(protocol: 
 @pytest.mark.parametrize("estimator", [RGE(2, EPS, clip=3.0), RGEOneSided(2, EPS, clip=3.0)])
 def test_a_huge_loss_of_one_client_is_bounded_by_clip(estimator: Estimator) -> None:
     local, objective = made(DECOMFL, estimator)
-    good = local.losses(lambda step: objective(1, step), 1, 0)
+    good = local.losses(lambda step: objective(1, step), 1, 0, RunState())
     width = len(good) // DECOMFL.local_steps
     forged = [1e30, -1e30, 1e30, -1e30] if width == 4 else [0.0, 1e30, 1e30]
     for one, honest in zip(local.estimates(1, [forged * 2, good]), local.estimates(1, [good, good]), strict=True):
         assert one.coefs == tuple((3.0 + g) / 2 for g in honest.coefs), "at most clip / M of the mean"
+
+
+def test_a_pools_probabilities_are_those_of_the_paper_and_follow_from_the_log_alone() -> None:
+    """Against the definition in plain numpy: of the log up to the last whole round."""
+    pool, seeds, every, clip = SeedPoolPro(seeds=6, every=3, clip=2.0), 6, 3, 2.0
+    log = [[0.5, -9.0], [1.5, math.nan], [-0.25, 3.0], [8.0, 0.125], [1.0, -1.0], [0.0, 2.5], [4.0, 4.0]]
+    history: dict[int, list[float]] = {j: [0.0] for j in range(seeds)}
+    state, estimator, expected = pool.init({}), RGE(2, EPS), None
+    for step, line in enumerate(log, start=1):
+        now = pool.at({}, state, step)
+        for query in range(2):
+            key = NoiseKey(SEED, step, query)
+            if expected is None:
+                assert now.drawn(key) == SeedPool(seeds=seeds).drawn(key), "uniform, as without probabilities"
+            else:
+                place = np.searchsorted(np.cumsum(expected), pool.word(key) / 2**32, side="right")
+                assert now.drawn(key) == NoiseKey(SEED, 0, place)
+            if not math.isnan(line[query]):
+                history[now.drawn(key).query].append(line[query])
+        before = repr(state)
+        after = now.observe({}, estimator.from_log(SEED, step, line), state)
+        assert repr(state) == before, "a client's local steps begin with it again"
+        state = after
+        if step % every == 0:
+            means = np.array([np.abs(np.clip(own, -clip, clip)).mean() for own in history.values()])
+            scaled = np.exp((means - means.min()) / (means.max() - means.min() + 1e-10))
+            expected = scaled / scaled.sum()
+            weights = np.diff([0, *state["ends"]])
+            assert weights / weights.sum() == pytest.approx(expected, rel=1e-8)
+            assert max(expected) > 2 * min(expected), "they differ"
+    now = pool.at({}, state, 8)
+    counts = Counter(now.drawn(NoiseKey(SEED, 8, query)).query for query in range(6000))
+    assert expected is not None
+    assert all(abs(counts[j] - 6000 * p) < 5 * (6000 * p * (1 - p)) ** 0.5 for j, p in enumerate(expected))
+
+
+class OneDeviation(random.Random):
+    """Noise of one standard deviation, always."""
+
+    def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
+        return mu + sigma
+
+
+def rows_of(protocol: Federated, wrong: float | None = None) -> tuple[LocalSteps, Callable[[int, int], Any]]:
+    """A model with what its client computes, and (client, step) -> f of each row; `wrong`: the first row's loss."""
+    model = tiny_model()
+    space = FullModel(model.module)
+    method = Method(RGE(2, EPS, clip=0.5), Gaussian(), SGD()).bind(space.params)
+    local = LocalSteps(protocol, method, model.module, space, lambda step: LR, SEED, STEPS)
+
+    def each(client: int, step: int) -> list[Objective]:
+        own = EXAMPLES[client :: protocol.clients]
+        rows = [own[i] for i in indices(SEED, step, len(own), 3)]
+        of = [of_batch(model, collate([row], 0), losses.candidates, space) for row in rows]
+        if wrong is not None:
+            signs = itertools.cycle([1, -1])
+            of[0] = lambda points: torch.tensor([next(signs) * wrong] * points)
+        return of
+
+    return local, each
+
+
+PRIVATE = [replace(DECOMFL, noise=4.0), replace(FEDKSEED, noise=4.0)]
+
+
+@pytest.mark.parametrize("protocol", PRIVATE, ids=["shared", "own"])
+def test_a_private_client_sends_the_noised_mean_of_its_rows_bounded_coefficients(protocol: Federated) -> None:
+    """Against plain sums of losses at the two points of each query, at the round's first step."""
+    local, each = rows_of(protocol)
+    place, client = 1, protocol.members(SEED, 1)[1]
+    method, params, module = local.method, local.space.params, local.module
+    expected = []
+    for query in [place] if protocol.own_directions else range(2):
+        total, bounded = 0.0, 0
+        for f in each(client, 1):
+            points = [Point(NoiseKey(SEED, 1, query), sign * EPS) for sign in (1, -1)]
+            plus, minus = evaluate(f, module, local.space, method.perturbation, points, Mode.SEQUENTIAL)
+            g = (plus - minus) / (2 * EPS)
+            total += max(-0.5, min(0.5, g))
+            bounded += abs(g) > 0.5
+        expected.append(total / 3 + 4.0 * 2 * 0.5 / 3)
+        assert 0 < bounded < 3 or query, "some are bounded"
+    before = digest(params)
+    own = local.losses(lambda step: each(client, step), 1, place, RunState(), OneDeviation())
+    assert len(own) == local.width * protocol.local_steps
+    assert own[: local.width] == pytest.approx(expected, rel=1e-6)
+    assert digest(params) == before
+
+    # Whatever else one row is, what is sent before noise moves by 2 C / B at most, and stays a number.
+    for wrong in (math.nan, math.inf, 1e30, -1e30):
+        other_local, other = rows_of(protocol, wrong)
+        moved = other_local.losses(lambda step, of=other: of(client, step), 1, place, RunState(), OneDeviation())
+        apart = [abs(one - two) for one, two in zip(own[: local.width], moved[: local.width], strict=True)]
+        assert max(apart) <= 2 * 0.5 / 3 * (1 + 1e-6)
+        assert all(map(math.isfinite, moved))
+
+
+@pytest.mark.parametrize("protocol", PRIVATE, ids=["shared", "own"])
+def test_private_clients_draw_noise_that_no_seed_tells_and_their_log_replays(protocol: Federated) -> None:
+    def trained() -> tuple[list[tuple[float, ...]], str, list[Client], list[int]]:
+        clients, server, log, counted = [], rows_of(protocol)[0], list[tuple[float, ...]](), list[int]()
+        for number in range(protocol.clients):
+            local, each = rows_of(protocol)
+            clients.append(Client(local, number, lambda step, f=each, c=number: f(c, step)))
+
+        def gather(first: int, state: RunState) -> tuple[list[list[float]], int]:
+            answers = []
+            for number in protocol.members(SEED, first):
+                question = b"".join(struct.pack("<2d", *line) for line in log[clients[number].done : first - 1])
+                answers.append(clients[number].answer(question))
+                counted.append(len(question) + len(answers[-1]))
+                with pytest.raises(ValueError, match=f"has answered for step {first}, and would with other noise"):
+                    clients[number].answer(b"")
+            return [received(answer) for answer in answers], 0
+
+        for event in train_in_rounds(server, gather, lambda: Scores(0.0, 0.0, {}), eval_every=STEPS):
+            if isinstance(event, StepDone):
+                log.append(event.coefs)
+                assert math.isnan(event.loss), "nobody sends a loss"
+        return log, digest(server.space.params), clients, counted
+
+    log, weights, clients, counted = trained()
+    assert sum(counted) == sum(protocol.traffic(SEED, STEPS, clients[0]._local.width, 2))
+    other, others_weights, *_ = trained()
+    assert log[0] != other[0]
+    assert weights != others_weights
+    for client in (*clients, Client(rows_of(protocol)[0], 0, lambda step: pytest.fail("it evaluates nothing"))):
+        client.catch_up(b"".join(struct.pack("<2d", *line) for line in log[client.done :]))
+        assert digest(client._local.space.params) == weights
+    # What a client may have sent is bounded, whoever it is.
+    local, _ = rows_of(protocol)
+    (huge, *_) = local.of_client(1, 0, [1e30] * local.width * protocol.local_steps)
+    assert {g for g in huge.coefs if not math.isnan(g)} == {0.5 * (1 + 16 * 4.0)}
+
+
+def test_a_client_answers_at_the_beginning_of_rounds_only() -> None:
+    protocol = replace(DECOMFL, present=4, noise=4.0)
+    local, each = rows_of(protocol)
+    client = Client(local, 0, lambda step: each(0, step))
+    with pytest.raises(ValueError, match="no part in the round of step 2"):
+        client.answer(struct.pack("<2d", 0.0, 0.0))

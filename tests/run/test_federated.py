@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.run.common import make, measured, run
@@ -9,6 +12,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ScoredTest, only
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.run.rounds import ClientRows
+from zo_sweeps.tasks.encode import EncodedExample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRAIN = ["update.lr=1e-3", "train.batch=4", "train.steps=4", "train.eval_every=2"]
@@ -58,8 +63,9 @@ def test_averaged_weights_are_scored_at_the_end_of_rounds_and_their_copies_are_c
     assert measured(*run(trial)) == measured(outcome, journal)
 
 
-def test_clients_by_label_are_interrupted_within_a_round_and_go_on_with_the_same_bits() -> None:
-    trial = make(*KSEED)
+@pytest.mark.parametrize("directions", [[], ["perturbation=seed_pool_pro", "perturbation.every=2"]], ids=["", "pro"])
+def test_clients_by_label_are_interrupted_within_a_round_and_go_on_with_the_same_bits(directions: list[str]) -> None:
+    trial = make(*KSEED, *directions)
     whole = run(trial)
     assert whole[0].state is TrialState.SUCCEEDED, whole[0].error
     asked = iter([False, False, False, True])
@@ -73,6 +79,8 @@ def test_clients_by_label_are_interrupted_within_a_round_and_go_on_with_the_same
     ("overrides", "line"),
     [
         (["estimator.q=3"], "estimator.q=2, not 3"),
+        (["perturbation=seed_pool_pro", "perturbation.every=3"], "after method.local_steps=2: make them equal"),
+        (["perturbation=cone"], "change after 1 steps"),
         (["update=adam"], "takes local steps without a state: use update=sgd, not adam"),
         (["perturbation=small_weights"], "depend on the weights at its step"),
         (["estimator=es"], "estimator=es has no mean of"),
@@ -96,3 +104,35 @@ def test_a_plan_counts_the_copy_of_theta_that_local_steps_go_back_to() -> None:
     one, several = (make(*ONE, f"method.local_steps={count}").needs for count in (1, 2))
     assert (one.parts["trainable"], several.parts["trainable"]) == (0, one.parts["weights"])
     assert several.memory_bytes == one.memory_bytes + one.parts["weights"], "all weights move"
+
+
+def test_clients_by_a_column_have_the_rows_of_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["fine", "poor", "dull", "warm"]
+    rows = [{"sentence": f"{words[i % 4]} film {i}", "label": i % 2, "site": words[i % 4]} for i in range(60)]
+    (tmp_path / "sst2").mkdir()
+    for name, own in {"train": rows[:40], "validation": rows[40:50], "test": rows[50:]}.items():
+        (tmp_path / "sst2" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in own))
+    own = [*KSEED, "task=sst2", f"data.dir={tmp_path}", "method.by=site"]
+    seen: dict[int, set[str]] = {}
+    of = ClientRows.of
+
+    def spied(self: ClientRows, client: int) -> list[EncodedExample]:
+        seen[client] = {word for example in of(self, client) for word in words if word in example.text}
+        return of(self, client)
+
+    monkeypatch.setattr(ClientRows, "of", spied)
+    found, _ = run(make(*own, "method.alpha=null", "train.steps=8"))
+    assert found.state is TrialState.SUCCEEDED, found.error
+    assert len(seen) > 2
+    assert all(len(values) == 1 for values in seen.values())
+    assert len(set.union(*seen.values())) == len(seen), "another word for each client"
+    run(make(*own))
+    assert any(len(values) > 1 for values in seen.values()), "alpha divides each value's rows"
+    with pytest.raises(
+        UserError, match=r"unknown column 'sight' in method\.by; choose from: label, sentence, site;.*site"
+    ):
+        make(*own, "method.by=sight")
+    with pytest.raises(UserError, match=r"5 clients cannot share 4 sources of rows"):
+        make(*own, "method.alpha=null", "method.clients=5")
+    with pytest.raises(UserError, match=r"method\.by divides rows that method\.files has divided"):
+        make(*own, "method.files=client_")

@@ -23,7 +23,9 @@ from zo_sweeps.core.events import Event, PeerLost, ScoredTest, Warned, only
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.engine.clients import coefficients, received, sent
 from zo_sweeps.engine.replay import digest
+from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.record.journal import scalars
+from zo_sweeps.run.privacy import epsilon
 from zo_sweeps.run.run_trial import Following, run_trial
 from zo_sweeps.schedule.executors.inline import ProcessPeer
 
@@ -183,3 +185,25 @@ def test_clients_that_send_garbage_pose_as_others_or_have_other_rows_are_named_a
         assert any(abs(g) < clip for g in own)
         question = coefficients([line])
     honest.leave()
+
+
+def test_clients_in_processes_draw_noise_of_their_own_and_epsilon_counts_rows_that_nobody_else_knows(
+    tmp_path: Path,
+) -> None:
+    trial = make(*SHARED, *client_files(tmp_path, CLIENTS), "estimator.clip=1", "method.noise=2")
+    peers = [ProcessPeer("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(CLIENTS)]
+    try:
+        found, journal = served(trial, peers)
+    finally:
+        for peer in peers:
+            peer.close()
+    assert found.state is TrialState.SUCCEEDED, found.error
+    simulated, theirs = run(trial)
+    assert found.metrics.get("noise_seeded") is None
+    assert simulated.metrics["noise_seeded"] == 1
+    assert scalars(journal)[0][0] != scalars(theirs)[0][0]
+    kind = Federated(clients=CLIENTS, present=2)
+    most = max(sum(client in kind.members(3, step) for step in range(1, STEPS + 1)) for client in range(CLIENTS))
+    assert found.metrics["epsilon"] == epsilon((Q * most) ** 0.5 / 2, 1e-5) > simulated.metrics["epsilon"]
+    assert found.metrics["client_bytes_up"] == 4 * Q * 2 * STEPS, "a coefficient per direction, of 2 clients"
+    assert not [event for event in only(Warned, journal) if "client" in event.metric], "noise is no garbage"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tasks.shards import shards
+from zo_sweeps.tasks.shards import by_source, shards
 
 pytestmark = pytest.mark.unit
 LABELS = [row % 3 for row in range(300)]
@@ -54,3 +54,11 @@ def test_too_many_clients_are_refused() -> None:
         shards([0, 1, 0], 4, None, 0)
     with pytest.raises(UserError, match=r"no draw of Dirichlet\(1e-05\) shares gives each of 3 clients a row"):
         shards([0, 0, 0], 3, 1e-5, 0)
+
+
+def test_a_source_belongs_to_one_client_and_clients_have_about_equally_many_rows() -> None:
+    sources = [*"aaaaabbbccd"]
+    assert by_source(sources, 4) == [[0, 1, 2, 3, 4], [5, 6, 7], [8, 9], [10]]
+    assert by_source(sources, 2) == [[0, 1, 2, 3, 4, 10], [5, 6, 7, 8, 9]]
+    with pytest.raises(UserError, match=r"5 clients cannot share 4 sources of rows.*set method\.clients=4 or less"):
+        by_source(sources, 5)

@@ -102,6 +102,8 @@ REMARKS = (
         above=0,
     ),
     Remark("clients_left_out", "{} answers of clients are in no mean: they were lost, late or wrong", above=0),
+    Remark("epsilon", "epsilon is about {} at delta = {delta} for a row of a client, in each trial", above=0),
+    Remark("noise_seeded", "noise of simulated clients is seeded, and hides nothing from those who know it", above=0),
     Remark(
         "rows_truncated",
         "{} rows exceed train.max_length, or the model's positions, and have lost part of their text",

@@ -215,8 +215,11 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "rounds": "of clients",
     "clients_left_out": "answers of clients that were lost, late or wrong, with rows of their own, in the last attempt",
     "client_bytes": "that a present client sends and receives in a round, on average: scalars, or weights",
-    "client_bytes_up": "that all clients send in all rounds: losses, or weights",
+    "client_bytes_up": "that all clients send in all rounds: losses, with noise coefficients, or weights",
     "client_bytes_down": "that they receive: coefficients, also of rounds in which they were absent, or weights",
+    "epsilon": "of differential privacy at delta, for one row of a client",
+    "delta": "of differential privacy",
+    "noise_seeded": "1: the seed tells the noise of simulated clients",
     "agent_bytes_down": "of the files and the journal that an agent fetched for the last attempt",
     "agent_bytes_up": "of the events that an agent sent in the last attempt",
 }

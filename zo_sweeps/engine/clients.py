@@ -11,6 +11,7 @@ replayed their coefficients. Nobody sends rows, gradients or weights.
 from __future__ import annotations
 
 import math
+import random
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,13 +22,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.peers import Member, Peer, Team, pack_losses
 from zo_sweeps.engine.replay import rebuild, replay
 from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.step import Method, RunState, losses_at
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points, no_joules
 from zo_sweeps.engine.types import DivergedError
+from zo_sweeps.methods.estimator import ClippedDirections
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.points import Estimate, Point
@@ -35,7 +37,7 @@ from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import InstalledSpace
 
 LONGEST = 1000  # bytes of a client's reason
-OfStep = Callable[[int], Objective]  # step of the run -> f of a client's minibatch
+OfStep = Callable[[int], StepObjective]  # step of the run -> f of a client's minibatch; with noise, of each of its rows
 
 
 def sent(losses: Sequence[float]) -> bytes:
@@ -63,7 +65,7 @@ class LocalSteps:
     """What a client computes in a round, from the round's theta, and what the server makes of it.
 
     Args:
-        method: bound to the space's parameters; its update and its directions have no state.
+        method: bound to the space's parameters; its update has no state, and its directions' is that of the round.
     """
 
     protocol: Federated
@@ -80,31 +82,78 @@ class LocalSteps:
         own = self.protocol.own_directions
         return [point for point in points if not own or point.key.query == place or not point.scale]
 
-    def losses(self, objective: OfStep, first: int, place: int) -> list[float]:
+    @property
+    def width(self) -> int:
+        """Return how many numbers a client sends per local step."""
+        return len(self._queries(0)) if self.protocol.noise else len(self.points(1, 0))
+
+    @property
+    def bound(self) -> float:
+        """Return the largest |coefficient| of a client that counts: the clip, plus 8 deviations of noise; 0: any."""
+        return self._clip * (1 + 16 * self.protocol.noise)
+
+    @property
+    def _clip(self) -> float:
+        estimator = self.method.estimator
+        return estimator.clip if isinstance(estimator, ClippedDirections) else 0.0
+
+    def _queries(self, place: int) -> Sequence[int]:
+        return [place] if self.protocol.own_directions else range(self.method.estimator.budget)
+
+    def losses(
+        self, objective: OfStep, first: int, place: int, state: RunState, draw: random.Random | None = None
+    ) -> list[float]:
         """Return f at the client's points in each step of the round that begins with step `first`, as they are sent.
 
-        Theta is that of the round, before and after. Cost: the forwards of K steps; for K > 1 a copy of theta.
+        With noise, from `draw`, the coefficients instead. Theta and `state` are those of the round, before and after.
+        Cost: the forwards of K steps, with noise of one row each; for K > 1 a copy of theta.
         """
         params, steps = self.space.params, self.protocol.round_of(first, self.steps)
-        state, kept = RunState(), {}
-        losses: list[float] = []
+        kept, losses = {}, list[float]()
         if len(steps) > 1:
             kept = {name: param.detach().clone() for name, param in params.items()}
         try:
             for step in steps:
-                points = self.points(step, place)
-                own = received(sent(losses_at(self.method, self.module, self.space, objective(step), points)))
+                points, method = self.points(step, place), self.method.at(params, state, step)
+                f = objective(step)
+                if self.protocol.noise:
+                    assert draw is not None
+                    values = self._noised(method, f, points, place, draw)
+                else:
+                    values = losses_at(method, self.module, self.space, f, points)
+                own = received(sent(values))
                 losses += own
                 if not all(map(math.isfinite, own)):
-                    return [*losses, *[math.nan] * ((steps[-1] - step) * len(points))]
+                    return [*losses, *[math.nan] * ((steps[-1] - step) * self.width)]
                 if step < steps[-1]:
-                    estimate = self.method.estimator.combine(points, own)
-                    state = self.method.move(params, estimate, state, self.rates(step))
+                    state = method.move(params, self._of_step(step, place, own), state, self.rates(step))
         finally:
             with torch.no_grad():
                 for name, value in kept.items():
                     params[name].copy_(value)
         return losses
+
+    def _noised(
+        self, method: Method, rows: StepObjective, points: Sequence[Point], place: int, draw: random.Random
+    ) -> list[float]:
+        """Return the mean over rows of their bounded coefficients, each with noise of its own."""
+        assert not callable(rows), "f of each row"
+        clip = self._clip
+        totals = dict.fromkeys(self._queries(place), 0.0)
+        for f in rows:
+            coefs = method.estimator.combine(points, losses_at(method, self.module, self.space, f, points)).coefs
+            for query in totals:
+                totals[query] += 0.0 if math.isnan(coefs[query]) else min(max(coefs[query], -clip), clip)
+        deviation = self.protocol.noise * 2 * clip / len(rows)
+        return [total / len(rows) + draw.gauss(0.0, deviation) for total in totals.values()]
+
+    def _of_step(self, step: int, place: int, own: Sequence[float]) -> Estimate:
+        """Return the estimate of what a client sent for a step."""
+        if not self.protocol.noise:
+            return self.method.estimator.combine(self.points(step, place), own)
+        coefs = dict(zip(self._queries(place), (min(max(g, -self.bound), self.bound) for g in own), strict=True))
+        budget = self.method.estimator.budget
+        return Estimate.mean(self.seed, step, [coefs.get(query, math.nan) for query in range(budget)], math.nan)
 
     def estimates(self, first: int, of_clients: Sequence[Sequence[float] | None]) -> list[Estimate]:
         """Return the estimates of the round's steps from the losses of its clients, in the order of `members`.
@@ -130,12 +179,11 @@ class LocalSteps:
 
     def of_client(self, first: int, place: int, losses: Sequence[float]) -> list[Estimate]:
         """Return the estimates of one client's local steps. Raises ValueError for another number of losses."""
-        steps, width = self.protocol.round_of(first, self.steps), len(self.points(first, place))
+        steps, width = self.protocol.round_of(first, self.steps), self.width
         if len(losses) != width * len(steps):
             raise ValueError(f"{len(losses)} losses, not {width} for each of {len(steps)} local steps")
         parts = [losses[k * width : (k + 1) * width] for k in range(len(steps))]
-        combine = self.method.estimator.combine
-        return [combine(self.points(step, place), own) for step, own in zip(steps, parts, strict=True)]
+        return [self._of_step(step, place, own) for step, own in zip(steps, parts, strict=True)]
 
     def _together(self, step: int, places: Sequence[int], each: Sequence[Estimate]) -> Estimate:
         loss = _mean([estimate.loss for estimate in each])
@@ -146,9 +194,9 @@ class LocalSteps:
             coefs = [_mean(of_query) for of_query in zip(*(estimate.coefs for estimate in each), strict=True)]
         return Estimate.mean(self.seed, step, coefs, loss)
 
-    def apply(self, log: Sequence[Sequence[float]], first: int) -> None:
-        """Move theta by the steps first, first + 1, ... of the run's log."""
-        replay(self.method, self.space.params, log, self.rates, seed=self.seed, first=first)
+    def apply(self, log: Sequence[Sequence[float]], first: int, state: RunState) -> RunState:
+        """Move theta by the steps first, first + 1, ... of the run's log; return the state after them."""
+        return replay(self.method, self.space.params, log, self.rates, seed=self.seed, first=first, state=state)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -202,12 +250,18 @@ class ClientTeam(Team):
 
 
 class Client:
-    """A client with a model and rows of its own, at the run's initial weights until it has answered."""
+    """A client with a model and rows of its own, at the run's initial weights until it has answered.
+
+    Its noise is secret, of the operating system, and it answers for a step once, as a second answer would have another.
+    """
 
     def __init__(self, local: LocalSteps, number: int, objective: OfStep) -> None:
         self._local, self._number, self._objective = local, number, objective
         self._width = local.method.estimator.directions(local.method.d)
+        self._state = local.method.init(local.space.params)
         self.done = 0  # steps of the run that it has applied
+        self._answered = 0  # the last step for which it has answered
+        self._draw = random.SystemRandom() if local.protocol.noise else None
 
     def catch_up(self, message: bytes) -> None:
         """Apply the steps that a message has, none of which it has yet. Raises ValueError for a part of a step."""
@@ -215,24 +269,28 @@ class Client:
         if left:
             raise ValueError(f"{len(message)} bytes are no whole steps of {self._width} coefficients")
         log = [struct.unpack_from(f"<{self._width}d", message, 8 * self._width * i) for i in range(count)]
-        self._local.apply(log, self.done + 1)
+        self._state = self._local.apply(log, self.done + 1, self._state)
         self.done += count
 
     def answer(self, message: bytes) -> bytes:
         """Apply the steps before a round, and return the losses of the client's steps in it.
 
-        Raises ValueError if the round is not one of the client's.
+        Raises ValueError if the round is not one of the client's, or with noise has had its answer.
         """
         self.catch_up(message)
-        members = self._local.protocol.members(self._local.seed, self.done + 1)
-        if self._number not in members:
-            raise ValueError(f"client {self._number} has no part in the round of step {self.done + 1}")
-        return sent(self._local.losses(self._objective, self.done + 1, members.index(self._number)))
+        local, first = self._local, self.done + 1
+        members = local.protocol.members(local.seed, first)
+        if self._number not in members or self.done % local.protocol.local_steps:
+            raise ValueError(f"client {self._number} has no part in the round of step {first}")
+        if self._draw is not None and first <= self._answered:
+            raise ValueError(f"client {self._number} has answered for step {first}, and would with other noise")
+        self._answered = self.done + local.protocol.local_steps
+        return sent(local.losses(self._objective, first, members.index(self._number), self._state, self._draw))
 
 
 def train_in_rounds(
     local: LocalSteps,
-    gather: Callable[[int], tuple[Sequence[Sequence[float] | None], int]],
+    gather: Callable[[int, RunState], tuple[Sequence[Sequence[float] | None], int]],
     evaluate_dev: Callable[[], Scores],
     *,
     eval_every: int,
@@ -243,8 +301,8 @@ def train_in_rounds(
     """Run the rounds after those that `log` has whole, as `train` runs steps.
 
     Args:
-        gather: first step of a round -> the losses of its clients (None: it has none), and the tokens that they
-            forwarded. It is called with theta at the round's beginning.
+        gather: first step of a round, its state -> the losses of its clients (None: it has none), and the tokens that
+            they forwarded. It is called with theta at the round's beginning.
 
     A round's time is spread evenly over its steps: of simulated clients, that of all of them, in turn. Dev is
     scored after any step, also within a round, with the weights that the log has there. Raises
@@ -258,7 +316,7 @@ def train_in_rounds(
         yield evaluated_at(whole, evaluate_dev, seed)
     for first in range(whole + 1, steps + 1, protocol.local_steps):
         spent, began, count = joules(), time.perf_counter(), len(protocol.round_of(first, steps))
-        losses, tokens = gather(first)
+        losses, tokens = gather(first, state)
         estimates = local.estimates(first, losses)
         seconds, spent = (time.perf_counter() - began) / count, (joules() - spent) / count
         for number, estimate in enumerate(estimates, start=first):
@@ -268,7 +326,7 @@ def train_in_rounds(
             measured = LostUpdates.is_measured(number) and not local.method.update.rounds_randomly
             lost = LostUpdates() if measured else None
             with lost.around(params) if lost is not None else nullcontext():
-                state = local.method.move(params, estimate, state, lr)
+                state = local.method.at(params, state, number).move(params, estimate, state, lr)
             share = math.nan if lost is None else lost.share(lr != 0 and any(weight for _, weight in estimate.terms))
             took = seconds + time.perf_counter() - began
             yield StepDone(number, estimate.loss, estimate.coefs, took, tokens // count, share, spent)

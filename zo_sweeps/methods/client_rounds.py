@@ -26,6 +26,11 @@ class OfClients(Kind):
     alpha: float | None = option(
         None, "each label's rows are divided in shares from Dirichlet(alpha); null: at random, evenly", above=0
     )
+    by: str = option(
+        "",
+        "column of the rows: a client has all rows of its values, or, with alpha, shares of each value's",
+        added=True,
+    )
     files: str = option(
         "", "how the names of files of a client's own rows begin, in the task's folder: client_ for client_0.jsonl, ..."
     )

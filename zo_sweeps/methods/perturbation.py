@@ -65,6 +65,11 @@ class Perturbation(Definition):
         """Return the number of distinct directions of a run over d parameters before they repeat; None: no limit."""
         return None
 
+    @property
+    def steady(self) -> int:
+        """Return the steps, counted from the first, after which its state changes what it draws."""
+        return 1
+
     def evaluations(self, estimator: Estimator) -> int:
         """Return the points per step at which it evaluates f itself, besides the estimator's."""
         return 0

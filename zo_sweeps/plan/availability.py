@@ -26,9 +26,19 @@ from zo_sweeps.models.identity import ModelStatus, status
 from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
 from zo_sweeps.plan.planned_memory import RowTokens, gold_only, memory_of, tokens_forwarded, too_long
 from zo_sweeps.plan.planned_work import work_of
-from zo_sweeps.tasks.data import DataStatus, check, drawn_marks, facts, paths_of_clients, rows_of_clients
+from zo_sweeps.tasks.data import (
+    DataStatus,
+    check,
+    column_of,
+    drawn_marks,
+    facts,
+    load_splits,
+    paths_of_clients,
+    rows_of_clients,
+)
 from zo_sweeps.tasks.encode import room_of
 from zo_sweeps.tasks.kinds.verified import Verified
+from zo_sweeps.tasks.shards import by_source
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import chat_of
 
@@ -160,6 +170,10 @@ class Places:
                 return remarks([facts(spec, drawn_marks(spec, config.task, split, data.marks))], of_data=True)
 
             notes += self._once((id(data), split), of_rows)
+        if isinstance(kind, Federated) and kind.by and data.folder is not None:
+            sources = column_of(load_splits(_spec(config), config.task, config.data.dir, split).train, kind.by)
+            if kind.alpha is None:
+                by_source(sources, kind.clients)
         if not kind.generates:
             notes += _not_read(config, model, data)
         dev = min(split.dev, config.task.dev_size or split.dev)

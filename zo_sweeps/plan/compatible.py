@@ -10,6 +10,7 @@ from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.client_rounds import OfClients
 from zo_sweeps.methods.definition import write
+from zo_sweeps.methods.estimator import ClippedDirections
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
 from zo_sweeps.methods.kinds.federated import Federated
@@ -141,9 +142,11 @@ def _clients(config: TrialConfig) -> Iterator[str]:
         yield f"train.objective={train.objective} generates, and clients compute losses of given answers: leave it out"
     if kind.files and config.space.needs_gradients and not config.space.of_text:
         yield f"space {config.space.name!r} takes its mask from training rows, which the clients keep: use source=text"
-    if kind.files and kind.alpha is not None:
-        yield "method.alpha divides rows that method.files has divided: leave one of them out"
-    if kind.alpha is not None and (config.task.kind.predicts is not Of.LABELS or config.task.kind.own_options):
+    if kind.files and (kind.by or kind.alpha is not None):
+        name = "by" if kind.by else "alpha"
+        yield f"method.{name} divides rows that method.files has divided: leave one of them out"
+    unlabelled = config.task.kind.predicts is not Of.LABELS or config.task.kind.own_options
+    if kind.alpha is not None and not kind.by and unlabelled:
         yield f"method.alpha divides rows by label, and task {config.task.name} has no labels: leave it out"
     if kind.estimates:
         yield from _scalars(config)
@@ -166,13 +169,21 @@ def _scalars(config: TrialConfig) -> Iterator[str]:
         yield f"{what} averages coefficients, which estimator={estimator.name} has no mean of; use estimator=rge"
     if update.state_copies or update.evaluations or update.draws_again:
         yield f"{what} takes local steps without a state: use update=sgd, not {update.name}"
-    if config.perturbation.reads is not Reads.NOISE:
-        name, reads = config.perturbation.name, config.perturbation.reads.value
-        yield f"{what}: directions of perturbation={name} depend on {reads}; use perturbation=gaussian"
+    perturbation, reads = config.perturbation, config.perturbation.reads
+    if reads is Reads.LOG and perturbation.steady != kind.local_steps:
+        changes = f"directions of perturbation={perturbation.name} change after {perturbation.steady} steps"
+        yield f"{changes}, and clients learn coefficients after method.local_steps={kind.local_steps}: make them equal"
+    elif reads not in (Reads.NOISE, Reads.LOG):
+        reason = f"directions of perturbation={perturbation.name} depend on {reads.value}"
+        yield f"{what}: {reason}; use perturbation=gaussian"
     if config.space.renewed_every:
         yield f"{what} keeps its parameters: space.refresh must be 0"
     if config.evaluation.restore is Restore.IN_PLACE or config.evaluation.parts:
         yield f"{what} evaluates a client's rows at once, beside theta: leave evaluation.restore and parts out"
+    if kind.noise and not (isinstance(estimator, ClippedDirections) and estimator.clip):
+        yield "method.noise hides what a row adds if that is bounded: set estimator=rge and estimator.clip"
+    if kind.noise and config.space.needs_gradients and not config.space.of_text:
+        yield f"space {config.space.name!r} takes its mask from training rows, which noise hides: use source=text"
 
 
 def _objective(config: TrialConfig) -> Iterator[str]:

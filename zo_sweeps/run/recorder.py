@@ -51,6 +51,8 @@ class Recorder:
         # Step -> share of its update that rounding lost; step -> rounding noise of its losses and their spread.
         self.lost = {event.step: event.lost for event in only(events.Updates, journal)}
         starts, reports = only(Start, journal), only(Steps, journal)
+        # Steps in the journal when each attempt but the first began, this one included.
+        self.resumed = [*(start.resumed_from for start in starts[1:]), *([self.reported] if starts else [])]
         self.noise = {int(step): (noise, signal) for one in reports for step, noise, signal in one.rounding or ()}
         self._readings = only(events.Sensors, journal)
         self._warned = {event.metric for event in only(events.Warned, journal)}

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import math
+import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import partial
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import PeerLost, PeersReady
 from zo_sweeps.engine.averaging import train_averaged
-from zo_sweeps.engine.batch import Batch, indices
+from zo_sweeps.engine.batch import indices
 from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, declined, received, train_in_rounds
-from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.first_order import GradientSteps
-from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.train import Evaluated, StepDone, of_batch
 from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.client_rounds import OfClients
-from zo_sweeps.methods.estimator import ClippedDirections
 from zo_sweeps.methods.kinds.fedavg import FederatedAveraging
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps.run.privacy import epsilon, uses
 from zo_sweeps.run.training import Backpropagation, ZerothOrderRunner
 from zo_sweeps.run.workbench import Workbench, encode_rows
-from zo_sweeps.tasks.data import read_rows
+from zo_sweeps.tasks.data import column_of, load_splits, read_rows
 from zo_sweeps.tasks.encode import EncodedExample
-from zo_sweeps.tasks.shards import shards
+from zo_sweeps.tasks.shards import by_source, shards
 from zo_sweeps.tasks.spec import TaskSpec
 
 
@@ -41,27 +42,36 @@ class ClientRows:
     def of(self, client: int) -> list[EncodedExample]:
         """Return a client's rows. Raises UserError if its file cannot be read, or there are too few rows to divide."""
         bench, config, kind = self._bench, self._bench.config, self._kind
+        spec = TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
         if client not in self._rows and kind.files:
-            spec = TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
             rows = read_rows(spec, config.task, config.data.dir, f"{kind.files}{client}", kind.rows[client])
             self._rows[client] = encode_rows(config, bench.model, spec, rows)
         elif client not in self._rows:
             train = bench.splits.train
-            divided = shards([example.gold for example in train], kind.clients, kind.alpha, config.seed)
+            groups: list[Hashable] = [example.gold for example in train]
+            if kind.by:
+                rows = load_splits(spec, config.task, config.data.dir, config.split).train
+                groups = [*column_of(rows, kind.by)]
+            whole = kind.by and kind.alpha is None
+            divided = (
+                by_source(groups, kind.clients) if whole else shards(groups, kind.clients, kind.alpha, config.seed)
+            )
             self._rows = {number: [train[row] for row in own] for number, own in enumerate(divided)}
         return self._rows[client]
 
-    def batch(self, client: int, step: int) -> Batch:
-        """Return a client's minibatch at a step of the run."""
-        bench, own, size = self._bench, self.of(client), self._bench.config.train.batch
-        assert size is not None
-        return bench.collated([own[i] for i in indices(bench.config.seed, step, len(own), size)])
+    def drawn(self, client: int, step: int) -> list[EncodedExample]:
+        """Return the rows of a client's minibatch at a step of the run."""
+        own, config = self.of(client), self._bench.config
+        assert config.train.batch is not None
+        return [own[i] for i in indices(config.seed, step, len(own), config.train.batch)]
 
-    def objective(self, client: int, step: int) -> Objective:
-        """Return f of a client's minibatch at a step of the run."""
-        batch = self.batch(client, step)
-        self.tokens += batch.tokens
-        return of_batch(self._bench.model, batch, self._bench.objective.loss, self._space)
+    def objective(self, kind: Federated, client: int, step: int) -> StepObjective:
+        """Return f of a client's minibatch at a step of the run; with noise, of each of its rows."""
+        bench, rows = self._bench, self.drawn(client, step)
+        batches = [bench.collated(some) for some in ([[row] for row in rows] if kind.noise else [rows])]
+        self.tokens += sum(batch.tokens for batch in batches)
+        each = [of_batch(bench.model, batch, bench.objective.loss, self._space) for batch in batches]
+        return each if kind.noise else each[0]
 
 
 def traffic(kind: OfClients, steps: int, up: int, down: int) -> dict[str, float]:
@@ -111,27 +121,36 @@ class Rounds(ZerothOrderRunner):
         assert isinstance(kind, Federated)
         local, rows = local_steps(bench, kind, method, space), ClientRows(bench, kind, space)
         of_client = len(local.points(1, 0))
+        if kind.noise:
+            self._measure_privacy(kind, rows)
 
-        def simulated(first: int, place: int, client: int) -> list[float]:
-            return local.losses(partial(rows.objective, client), first, place)
+        def simulated(first: int, state: RunState, place: int, client: int) -> list[float]:
+            draw = None
+            if kind.noise:
+                draw = random.Random(f"noise/{config.seed}/{first}/{client}")
+                recorder.measured["noise_seeded"] = 1.0
+            return local.losses(partial(rows.objective, kind, client), first, place, state, draw)
 
-        def gather(first: int) -> tuple[list[list[float] | None], int]:
+        def gather(first: int, state: RunState) -> tuple[list[list[float] | None], int]:
             rows.tokens = 0
+            if kind.noise:
+                recorder.flush()  # so that another attempt asks for one round again at most
             members = [*enumerate(kind.members(config.seed, first))]
             losses: list[list[float] | None]
             if self._clients is None:
-                losses = [simulated(first, *one) for one in members]
+                losses = [simulated(first, state, *one) for one in members]
             else:
                 answers = self._clients.answers([client for _, client in members], recorder.coefs[: first - 1])
                 losses = [self._checked(local, first, *one) for one in zip(members, answers, strict=True)]
                 if kind.files or (self.sharing is not None and self.sharing.drop):
                     self._left_out += losses.count(None)
                 else:
-                    losses = [simulated(first, *members[at]) if own is None else own for at, own in enumerate(losses)]
+                    of = partial(simulated, first, state)
+                    losses = [of(*one) if own is None else own for one, own in zip(members, losses, strict=True)]
             return losses, rows.tokens * of_client
 
         directions = local.method.estimator.directions(local.method.d)
-        up, down = kind.traffic(config.seed, config.train.steps, of_client, directions)
+        up, down = kind.traffic(config.seed, config.train.steps, local.width, directions)
         recorder.measured |= traffic(kind, config.train.steps, up, down)
         return train_in_rounds(
             local,
@@ -142,6 +161,23 @@ class Rounds(ZerothOrderRunner):
             evaluated=set(recorder.evaluations),
             joules=recorder.energy.joules,
         )
+
+    def _measure_privacy(self, kind: Federated, rows: ClientRows) -> None:
+        """Record and report epsilon of all steps of the run, and of those that earlier attempts may have asked for."""
+        config, recorder, done = self.config, self.recorder, kind.local_steps
+        assert config.train.batch is not None
+        unknown = kind.files and self._clients is not None
+        again = [step - step % done + 1 for step in recorder.resumed if step < config.train.steps]
+        used = uses(
+            kind, config.seed, config.train.steps, config.train.batch,
+            lambda client: None if unknown else len(rows.of(client)), again,
+        )  # fmt: skip
+        mu = math.sqrt(used * (1 if kind.own_directions else config.estimator.budget)) / kind.noise
+        value = epsilon(mu, kind.delta)
+        recorder.measured |= {"epsilon": value, "delta": kind.delta}
+        text = f"a row of a client is in {used:,} minibatches at most: epsilon = {value:.4g} at delta = {kind.delta:g}"
+        seeded = "; noise of simulated clients is seeded, and hides nothing from those who know the seed"
+        recorder.say("epsilon", text + seeded * (self._clients is None))
 
     def _checked(
         self, local: LocalSteps, first: int, member: tuple[int, int], answer: bytes | None
@@ -160,10 +196,10 @@ class Rounds(ZerothOrderRunner):
         if not all(math.isfinite(value) for value in losses):
             self._clients.expel(client, f"a loss is not finite at step {first}")
             return None
-        estimator = local.method.estimator
-        clip = estimator.clip if isinstance(estimator, ClippedDirections) else 0.0
-        if clip and any(abs(g) >= clip for one in estimates for g in one.coefs):
-            what = f"client {client} sent losses at step {first} whose coefficient is beyond estimator.clip={clip:g}"
+        bound = local.bound
+        if bound and any(abs(g) >= bound for one in estimates for g in one.coefs):
+            limit = f"{bound:g}, which noise makes unlikely" if local.protocol.noise else f"estimator.clip={bound:g}"
+            what = f"client {client} sent losses at step {first} whose coefficient is beyond {limit}"
             self.recorder.say(f"client {client}", f"{what}, which bounds it")
         return losses
 
@@ -174,7 +210,8 @@ class AveragedRounds(Backpropagation):
     def _events(self, space: InstalledSpace) -> Iterator[StepDone | Evaluated]:
         bench, config, kind = self.bench, self.config, self.config.method.kind
         assert isinstance(kind, FederatedAveraging)
-        steps, weights = config.train.steps, sum(param.nbytes for param in space.params.values())
+        rows, steps = ClientRows(bench, kind, space), config.train.steps
+        weights = sum(param.nbytes for param in space.params.values())
         each_way = kind.rounds(steps) * kind.present * weights
         self.recorder.measured |= traffic(kind, steps, each_way, each_way)
         with self._backward() as options:
@@ -192,7 +229,7 @@ class AveragedRounds(Backpropagation):
                 kind,
                 space,
                 begin,
-                ClientRows(bench, kind, space).batch,
+                lambda client, step: bench.collated(rows.drawn(client, step)),
                 bench.score_dev,
                 steps=steps,
                 eval_every=config.train.eval_every,
@@ -215,5 +252,5 @@ class ClientProcess:
                 self._rows.of(number)
             except UserError as error:
                 return declined(str(error.errors[0]))
-            self._client = Client(self._local, number, partial(self._rows.objective, number))
+            self._client = Client(self._local, number, partial(self._rows.objective, self._local.protocol, number))
         return self._client.answer(question)

@@ -399,6 +399,14 @@ def _questions(gym: Gym) -> Iterator[str]:
     raise UserError(what, where=where, fix="lower train, dev and test, or widen its options")
 
 
+def column_of(rows: Sequence[Row], name: str) -> list[str]:
+    """Return the values of a column that the task itself need not read, as JSON. Raises UserError if a row lacks it."""
+    for row in rows:
+        if name not in row:
+            raise unknown("column", name, row, where="method.by")
+    return [json.dumps(row[name], sort_keys=True) for row in rows]
+
+
 PAIRS = (("test", "train"), ("test", "dev"), ("dev", "train"))
 
 

@@ -1,4 +1,4 @@
-"""Rows divided among clients, at random or by label."""
+"""Rows divided among clients, at random, by label or by source."""
 
 from __future__ import annotations
 
@@ -48,3 +48,21 @@ def shards(labels: Sequence[Hashable], clients: int, alpha: float | None, seed: 
             return [sorted(own) for own in of_client]
     what = f"no draw of Dirichlet({alpha:g}) shares gives each of {clients} clients a row"
     raise UserError(what, where="method.alpha", fix="use fewer clients, a larger alpha or a larger split.train")
+
+
+def by_source(sources: Sequence[Hashable], clients: int) -> list[list[int]]:
+    """Return the rows (by index) of each client, ascending; those of a source belong to one client.
+
+    Sources in descending order of their rows, each to the client that has the fewest so far; ties go to the first. As
+    many clients as sources have one each. Raises UserError for fewer sources than clients.
+    """
+    of_source: dict[Hashable, list[int]] = {}
+    for row, source in enumerate(sources):
+        of_source.setdefault(source, []).append(row)
+    if len(of_source) < clients:
+        what = f"{clients} clients cannot share {len(of_source)} sources of rows"
+        raise UserError(what, where="method.by", fix=f"set method.clients={len(of_source)} or less, or method.alpha")
+    of_client: list[list[int]] = [[] for _ in range(clients)]
+    for rows in sorted(of_source.values(), key=len, reverse=True):
+        min(of_client, key=len).extend(rows)
+    return [sorted(own) for own in of_client]

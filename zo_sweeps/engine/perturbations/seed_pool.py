@@ -17,7 +17,7 @@ class SeedPool(Perturbation):
 
     With a constant learning rate and plain SGD, theta_t = theta_0 - lr sum_j a_j z_j, in which a_j sums the weights of
     the queries that drew j: K numbers stand for any number of steps. Source: Qin et al. (FedKSeed), 2023, whose K is
-    1,024 to 4,096, without its probabilities by earlier coefficients.
+    1,024 to 4,096; seed_pool_pro has its probabilities by earlier coefficients.
     """
 
     seeds: int = option(4096, "K, directions of the pool", least=1)
@@ -27,8 +27,11 @@ class SeedPool(Perturbation):
 
     def drawn(self, key: NoiseKey) -> NoiseKey:
         """Return the address of the direction that a query draws: of step 0, which is no run's."""
-        word = int(noise.integers(key, "seed_pool", 1)[0]) & 0xFFFFFFFF
-        return NoiseKey(key.seed, 0, word * self.seeds >> 32)
+        return NoiseKey(key.seed, 0, self.word(key) * self.seeds >> 32)
+
+    def word(self, key: NoiseKey) -> int:
+        """Return the 32 random bits that decide which direction a query draws."""
+        return int(noise.integers(key, "seed_pool", 1)[0]) & 0xFFFFFFFF
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         return noise.gaussian(self.drawn(key), name, shape, device)

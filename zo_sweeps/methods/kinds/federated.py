@@ -25,20 +25,40 @@ class Federated(OfClients, ZerothOrder):
     K = 1 is MeZO, bit for bit. All clients have the same weight, whatever their rows.
 
     With `executor.workers` one more than `clients`, each has a process of its own, which reads its own rows alone where
-    they are in `files`. With one they are simulated, in turn, with the same result. The first process evaluates a
-    client that is lost or late, and leaves it out where rows are in `files`. Of these, `rows` has the fingerprints: a
-    client with others is left out.
+    they are in `files`. With one they are simulated, in turn, with the same result but for noise. The first process
+    evaluates a client that is lost or late, and leaves it out where rows are in `files`. Of these, `rows` has the
+    fingerprints: a client with others is left out.
 
-    Bytes: a client sends 4 per point and local step, and receives 8 per coefficient of every step of the run before
-    its round. Source: shared directions, Li et al., Achieving dimension-free communication in federated learning via
-    zeroth-order optimization (DeComFL), 2024; own ones, with perturbation=seed_pool, Qin et al., Federated
-    full-parameter tuning of billion-sized language models with communication cost under 18 kilobytes (FedKSeed), 2023,
-    with uniform probabilities.
+    With `noise`, clients send coefficients in place of losses, each bounded row by row and noised before it is sent:
+
+        g = sum_r clip(g_r, C) / B + N(0, (noise 2 C / B)^2),  g_r = the coefficient of f of row r alone
+
+    C is estimator.clip and B the minibatch's rows; a g_r that is not a number counts as 0. Private, by the `epsilon`
+    that is measured, is one row of one client against its replacement by any other, towards all who see the messages
+    or the log, the server included; not the number of rows, and nothing towards the client's own machine. Minibatches
+    are public, so that no privacy is claimed for rows that were not drawn. A client in a process of its own draws from
+    the operating system and answers for no step twice; a simulated one's noise is seeded, for study. Epsilon is of one
+    trial: further trials, seeds or rates with the same rows add theirs. A step has no train loss. Noise is of floating
+    point. DPZero clips differences of losses, 2 eps times these, draws minibatches in secret and noises at the server.
+
+    Bytes: a client sends 4 per point and local step (with noise, per coefficient), and receives 8 per coefficient of
+    every step of the run before its round. Source: shared directions, Li et al., Achieving dimension-free communication
+    in federated learning via zeroth-order optimization (DeComFL), 2024; own ones, with perturbation=seed_pool, Qin et
+    al., Federated full-parameter tuning of billion-sized language models with communication cost under 18 kilobytes
+    (FedKSeed), 2023; FedKSeed-Pro with seed_pool_pro; noise, Zhang et al., DPZero: private fine-tuning of language
+    models without backpropagation, 2023.
     """
 
     runner: ClassVar[str] = "zo_sweeps.run.rounds:Rounds"
 
     own_directions: bool = option(False, "a direction per client (FedKSeed); false: they share q directions (DeComFL)")
+    noise: float = option(
+        0.0,
+        "deviation of the noise on a client's coefficients, over 2 estimator.clip / rows; 0: none",
+        least=0,
+        added=True,
+    )
+    delta: float = option(1e-5, "delta at which epsilon is measured", above=0, most=0.5, added=True)
 
     @property
     def batches(self) -> int:
@@ -48,17 +68,17 @@ class Federated(OfClients, ZerothOrder):
     def copies(self) -> int:
         return int(self.local_steps > 1)  # of the round's theta
 
-    def traffic(self, seed: int, steps: int, points: int, q: int) -> tuple[int, int]:
+    def traffic(self, seed: int, steps: int, numbers: int, q: int) -> tuple[int, int]:
         """Return the bytes that all clients send and receive in the rounds of so many steps.
 
         Args:
-            points: of a client per local step. q: coefficients per step of the run.
+            numbers: that a client sends per local step. q: coefficients per step of the run.
         """
         sent = received = 0
         known = [0] * self.clients  # steps of the run that a client has
         for first in range(1, steps + 1, self.local_steps):
             for client in self.members(seed, first):
-                sent += LOSS_BYTES * points * len(self.round_of(first, steps))
+                sent += LOSS_BYTES * numbers * len(self.round_of(first, steps))
                 received += COEFFICIENT_BYTES * q * (first - 1 - known[client])
                 known[client] = first - 1
         return sent, received
