@@ -141,13 +141,14 @@ def test_the_costs_of_thousands_of_trials_are_those_of_the_measurement() -> None
 
 def test_the_ratios_on_a_gpu_are_those_of_the_measurement() -> None:
     rows = bench("gpu-h200")
-    kinds = [f"shape, {kind}," for kind in ("fp16", "int8", "nf4")]
-    lines = table("SPEED", "| Llama-2-7B shape, E=16 T=64 |")
+    shape = "Llama-2-7B shape"
+    kinds = [f"{shape}, {kind}," for kind in ("fp16", "int8", "nf4")]
+    lines = table("SPEED", f"| {shape}, E=16 T=64 |")
     lora_fa = "MeZO, LoRA-FA"
     times, peaks = ([one(rows, lora_fa, kind, what)["detail"] for kind in kinds] for what in ("a step", "peak"))
     methods = (lora_fa, *(f"P-RGE, {loop}" for loop in ("outer loop", "both loops")), "FO-Adam")
     (_, *full), *steps = lines[:5]
-    check(" ".join(full), one(rows, "MeZO, all weights", "a step")["ratio"])
+    check(" ".join(full), one(rows, "MeZO, all weights", shape, "a step")["ratio"])
     for (_, *cells), name in zip(steps, methods, strict=True):
         check(" ".join(cells), *(each[name] / each["two forwards"] for each in times))
     check(" ".join(lines[5][1:]), *(1e3 * each["two forwards"] for each in times))
@@ -156,8 +157,8 @@ def test_the_ratios_on_a_gpu_are_those_of_the_measurement() -> None:
         check(" ".join(cells), *(each[f"{name}, MiB"] / each["inference, MiB"] for each in peaks))
 
     said = sentence("SPEED", r"forwards of one row take (\d+) ms. MeZO over all weights needs ([\d.]+) times")
-    whole = one(rows, "MeZO, all weights", "peak")["ratio"]
-    check(said, 1e3 * one(rows, "full-parameter step")["detail"]["two forwards"], whole)
+    whole = one(rows, "MeZO, all weights", shape, "peak")["ratio"]
+    check(said, 1e3 * one(rows, "full-parameter step", shape)["detail"]["two forwards"], whole)
     passes = [one(rows, f"perturbation pass, {dtype}") for dtype in ("float32", "float16")]
     said = r"at ([\d.]+) of a copy's bandwidth in fp32 and ([\d.]+) in fp16"
     check(sentence("SPEED", said), *(row["ratio"] for row in passes))
