@@ -12,7 +12,6 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,7 +85,6 @@ LOZO = Clone(
 )
 
 
-@cache
 def source(repository: str, commit: str, file: str) -> str | None:
     """Return a file of a clone in $ZO_PEERS at a commit, whatever is checked out there; None without the clone.
 

@@ -171,6 +171,7 @@ TINY = gpu.Sizes(
 
 
 def test_the_gpu_part_runs_whole_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZO_PEERS", raising=False)
     for name in OF_SWEEPS:
         monkeypatch.setitem(sys.modules, name, None)  # an import raises
     monkeypatch.setattr(codes, "ROWS", (1, 8))
