@@ -23,7 +23,7 @@ from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.models.load import load
 
 SMALL = (1376, 512)  # (out, in) of a projection of LLAMA_58M
-LARGE = ((4096, 4096), (11008, 4096), (4096, 11008))  # the projections of LLAMA_2_7B: q, k, v, o; gate, up; down
+LARGE = ((4096, 4096), (11008, 4096), (4096, 11008))  # the projections of Llama-2-7B: q, k, v, o; gate, up; down
 ROWS = (1, 16, 128, 1024)
 Compute = Literal["fp32", "bf16", "fp16"]
 FORMATS: Mapping[Compute, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -44,10 +44,10 @@ def demo(dtype: torch.dtype) -> CausalModel:
 class Population:
     """Members of rank 1 over all weights of a model: both signs of each of MEMBERS / 2 directions."""
 
-    def __init__(self, model: CausalModel, members: int = MEMBERS) -> None:
+    def __init__(self, model: CausalModel, members: int = MEMBERS, prompts: Sequence[str] = PROMPTS) -> None:
         self.model, self.space, self.noise = model, FullModel(model.module), LowRank(1, 1)
         self.points = [Point(NoiseKey(0, 1, query), sign * EPS) for query in range(members // 2) for sign in (1, -1)]
-        self.prompts = [model.prompt(text) for text in PROMPTS]
+        self.prompts = [model.prompt(text) for text in prompts]
         self.drawn = 0  # tokens since it was last read
         self._head = model.head
         model.head = self._counted  # type: ignore[method-assign]
@@ -72,13 +72,21 @@ class Population:
         return factored(self.model.module, self.space, self.noise, points)
 
 
-def throughput(model: CausalModel, stops: list[int] | None, name: str, rounds: int, members: int = MEMBERS) -> RatioRow:
+def throughput(
+    model: CausalModel,
+    stops: list[int] | None,
+    name: str,
+    rounds: int,
+    members: int = MEMBERS,
+    prompts: Sequence[str] = PROMPTS,
+    new: int = NEW,
+) -> RatioRow:
     """Time the population's generation against plain batched generation of as many rows with one weight.
 
     Limit, in operations: a row's products with the factors beside those with the weights, sum m n / sum (m n + m + n).
     In bytes, where each output of a product stands in memory: it is read and written once more.
     """
-    population = Population(model, members)
+    population = Population(model, members, prompts)
     drawn: dict[str, int] = {}
 
     def counted(key: str, write: Any) -> Any:
@@ -88,15 +96,16 @@ def throughput(model: CausalModel, stops: list[int] | None, name: str, rounds: i
 
         return run
 
-    together = lambda: population.write(population.points, stops=stops)
-    plain = lambda: population.plain(stops=stops)
+    together = lambda: population.write(population.points, new, stops)
+    plain = lambda: population.plain(new, stops)
     functions = {"plain": counted("plain", plain), "population": counted("population", together)}
     seconds = interleaved(functions, rounds)
     rates = {f"{key}, tokens/s": drawn[key] / seconds[key] for key in functions}
     matrices = [param.shape for param in model.module.parameters() if param.dim() == 2]
+    texts = f"{len(prompts)} prompt{'s'[: len(prompts) - 1]}"
     dense, thin = (sum(map(of, matrices)) for of in (lambda s: s[0] * s[1], sum))
     return RatioRow(
-        f"tokens/s of {members} members of rank 1 x {len(PROMPTS)} prompts, {name}, against plain rows",
+        f"tokens/s of {members} members of rank 1 x {texts}, {name}, against plain rows",
         rates["population, tokens/s"] / rates["plain, tokens/s"],
         "x",
         0.7,

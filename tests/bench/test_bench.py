@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks import codes, gpu, precision, sparse
+from tests.test_layers import OF_SWEEPS
 from zo_sweeps.bench import engine_parts, measure
 from zo_sweeps.bench.engine_parts import BenchSteps
 from zo_sweeps.bench.measure import RatioRow
@@ -21,7 +23,6 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.core import host
 from zo_sweeps.core.caveats import NOISE_TO_SIGNAL
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.engine.precisions.int8 import INT8
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.space import FullModel
 from zo_sweeps.models.causal import CausalModel
@@ -42,7 +43,7 @@ def test_the_loop_compared_against_has_the_same_loss(options: int, model: Causal
     data = engine_parts.examples([12] * 3, options)
     with torch.inference_mode():
         ours = float(BenchSteps(model, FullModel(model.module), data).forward(1))
-        assert engine_parts.mezo_loss(model, data) == pytest.approx(ours, rel=1e-5)
+        assert float(engine_parts.mezo_loss(model, data)) == pytest.approx(ours, rel=1e-5)
 
 
 def test_plain_mezo_moves_along_its_own_noise(model: CausalModel) -> None:
@@ -52,6 +53,22 @@ def test_plain_mezo_moves_along_its_own_noise(model: CausalModel) -> None:
     for name, param in model.module.named_parameters():
         z = torch.normal(mean=0, std=1, size=param.shape)
         torch.testing.assert_close(param, before[name] - 1e-2 * g * z, rtol=0, atol=1e-6)
+
+
+def test_plain_lozo_moves_matrices_in_the_columns_of_a_v_that_is_kept(model: CausalModel) -> None:
+    data, draw = engine_parts.examples([8] * 2, 1), engine_parts.lozo_directions(model, rank=2)
+    before = {name: param.clone() for name, param in model.module.named_parameters()}
+    moved = []
+    for seed in (3, 4):
+        g = engine_parts.mezo_step(model, data, seed, lr=1e-2, draw=draw)
+        torch.manual_seed(seed)
+        for name, param in model.module.named_parameters():
+            z = draw(param)
+            torch.testing.assert_close(param, before[name] - 1e-2 * g * z, rtol=0, atol=1e-5)
+            before[name] = param.clone()
+            moved += [z] if name.endswith("layers.0.mlp.up_proj.weight") else []
+    for z, rank in ((moved[0], 2), (torch.cat(moved), 2), (torch.cat(moved, dim=1), 4)):
+        assert torch.linalg.matrix_rank(z) == rank, "both steps have one V, each its own U"
 
 
 def test_a_measured_step_moves_the_weights(model: CausalModel) -> None:
@@ -128,36 +145,90 @@ def test_every_part_outside_the_wheel_is_a_module_that_measures(part: str) -> No
     assert callable(import_module(f"benchmarks.{part}").rows)
 
 
-def test_the_gpu_part_measures_the_same_on_any_device(model: CausalModel) -> None:
-    device = torch.device("cpu")
-    for dtype in (torch.float16, torch.float32):
-        row = gpu.perturbation(device, dtype, 1 << 16, rounds=1)
-        assert set(row.detail) == {"copy, GB/s", "perturbation, GB/s", "sum of two directions, GB/s", "triton"}
+TINY_LLAMA = {
+    **engine_parts.LLAMA_58M,
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+}
+TINY_OPT = {**gpu.arch("random_opt_13b"), "vocab_size": 4096, "hidden_size": 64, "word_embed_proj_dim": 64} | {
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+TINY = gpu.Sizes(
+    elements=1 << 16,
+    layers=((64, 128),),
+    shapes={"OPT-13B": TINY_OPT, gpu.LLAMA: TINY_LLAMA},
+    tokens=8,
+    memory_tokens=16,
+    settings=((8, 1), (8, 2)),
+    members=(2, 4),
+    rows=4,
+    new=2,
+)
+
+
+def test_the_gpu_part_runs_whole_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZO_PEERS", raising=False)
+    for name in OF_SWEEPS:
+        monkeypatch.setitem(sys.modules, name, None)  # an import raises
+    monkeypatch.setattr(codes, "ROWS", (1, 8))
+    monkeypatch.setattr(sparse, "ROWS", (1, 4))
+    rows = list(gpu.rows(1, torch.device("cpu"), TINY))
+    assert len({row.name for row in rows}) == len(rows)
+    assert all(math.isfinite(row.ratio) and row.ratio > 0 and row.limit for row in rows)
+    of = lambda text: [row for row in rows if text in row.name]
+    for row in of("perturbation pass"):
+        assert row.detail["bits of the CPU"]
         assert row.ratio == pytest.approx(row.detail["perturbation, GB/s"] / row.detail["copy, GB/s"])
-    before = {name: param.clone() for name, param in model.module.named_parameters()}
-    row = gpu.step(model, engine_parts.examples([8], 1), "tiny", rounds=1)
-    assert row.ratio == pytest.approx(row.detail["ours"] / (row.detail["two forwards"] + row.detail["two passes"]))
-    moved = {name: (param - before[name]).abs().max() for name, param in model.module.named_parameters()}
-    assert all(0 < distance < 1e-2 for distance in moved.values()), "two steps were taken, and nothing else was written"
+    methods = ["MeZO, LoRA-FA", "P-RGE, outer loop", "P-RGE, inner loop", "P-RGE, both loops"]
+    for kind in ("OPT-13B shape, fp16", "Llama-2-7B shape, fp16", "Llama-2-7B shape, int8", "Llama-2-7B shape, nf4"):
+        moved = ["MeZO, all weights", "LOZO, all weights"] * ("fp16" in kind) + methods  # codes are not moved
+        times, peaks = ([row for row in of(f"{kind}, E=") if text in row.name] for text in ("bare", "peak"))
+        for found in (times, peaks):
+            assert [row.name.split(f", {kind}")[0] for row in found] == moved
+        for name, row in zip(moved, times, strict=True):
+            assert row.ratio == row.detail[name] / row.detail["two forwards"]
+            assert row.detail["FO-Adam"] > 0
+        for name, row in zip(moved, peaks, strict=True):
+            assert row.ratio == row.detail[f"{name}, MiB"] / row.detail["inference, MiB"]
+    loops = of("the released step against ours")
+    for row in loops:
+        method = row.name.partition(",")[0]
+        assert row.detail["released code"] == "written out"
+        assert row.ratio == row.detail[f"{method}, released"] / row.detail[f"{method}, all weights"]
+    assert [row.name[:13] for row in loops if "8.13x" in row.limit] == ["LOZO, OPT-13B"]
+    for row in of("full-parameter step"):
+        assert row.ratio == pytest.approx(row.detail["ours"] / (row.detail["two forwards"] + row.detail["two passes"]))
+    inner = of("P-RGE's inner loop")
+    assert [row.aim for row in inner] == [1.79, 1.79, 1.97]
+    for row in inner:
+        at = row.detail["T=8 B=1, sequential, s"] / row.detail["T=8 B=1, inner loop, s"]
+        assert (row.ratio, len(row.detail)) == (at, 12)
+    (coded,) = of("SqueezeLLM")
+    assert coded.detail["entries"] == sum(max(1, round(1e-3 * n)) for n in [64 * 64] * 8 + [64 * 96] * 6)
+    assert coded.detail["inference, MiB"] > coded.detail["weights, MiB"]
+    assert [row.name.split(" of rank")[0] for row in of("members")] == [f"tokens/s of {n} members" for n in (2, 4)]
+    assert all(row.detail["plain, tokens"] == row.detail["population, tokens"] == 8 for row in of("members"))
 
 
-@pytest.mark.parametrize("scheme", [None, INT8(compute="fp16")])
-def test_steps_on_a_gpu_are_compared_with_bare_forwards_of_the_same_rows(scheme: INT8 | None) -> None:
-    arch = {**engine_parts.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    rows = list(gpu.steps(torch.device("cpu"), arch, "tiny", scheme, rounds=1, tokens=8))
-    times, peaks = ([row for row in rows if text in row.name] for text in ("two bare forwards", "against inference"))
-    methods = [row.name.split(", tiny")[0] for row in times]
-    assert methods == [row.name.split(", tiny")[0] for row in peaks]
-    assert ("MeZO, all weights" in methods) == (scheme is None), "codes are not moved"
-    for name, row in zip(methods, times, strict=True):
-        assert row.ratio == row.detail[name] / row.detail["two forwards"]
-        assert row.detail["FO-Adam"] > 0
-    for name, row in zip(methods, peaks, strict=True):
-        assert row.ratio == row.detail[f"{name}, MiB"] / row.detail["inference, MiB"]
+def test_a_part_that_memory_does_not_hold_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    row = RatioRow("faster", 3.0, "x", 2.5, 5.0, "")
+
+    def part(error: Exception) -> Any:
+        yield row
+        raise error
+
+    assert [*gpu.fitting("OPT-13B shape", part(torch.cuda.OutOfMemoryError("CUDA out of memory")))] == [row]
+    assert capsys.readouterr().err == "OPT-13B shape: left out, the memory of this device does not hold it\n"
+    with pytest.raises(RuntimeError, match="another"):
+        [*gpu.fitting("OPT-13B shape", part(RuntimeError("another")))]
 
 
 def test_the_seven_billion_are_counted() -> None:
-    assert describe(gpu.LLAMA_2_7B).parameters == 6_738_415_616
+    assert describe(gpu.Sizes().shapes[gpu.LLAMA]).parameters == 6_738_415_616
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

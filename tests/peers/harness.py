@@ -1,22 +1,15 @@
 """Step functions of the authors' releases, cut out of clones that the user has, and our members, over two small layers.
 
-No line of a release is stored here: a file is read from the clone at the commit named, its functions are cut out by
-`ast`, and bound to a `Trainer` that has what they read of their own. What they draw is kept, for ours to be handed.
+`benchmarks.releases` cuts them out. What they draw is kept, for ours to be handed.
 """
 
 from __future__ import annotations
-import __future__
 
-import ast
 import math
-import os
 import random
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +19,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from benchmarks import releases
 from tests.conftest import REPO
 from tests.engine import contract
 from zo_sweeps.engine import noise
@@ -124,27 +118,20 @@ class Tape:
         return self._kept(torch.normal, *args, **options)
 
 
-class Trainer:
-    """What the cut functions use of a trainer besides each other."""
+class Trainer(releases.Trainer):
+    """The small model's, which also goes by an engine's names."""
 
     def __init__(self, model: Model, options: Mapping[str, Any]) -> None:
-        self.model, self.weight_decay = model, 0.0
-        self.args = SimpleNamespace(weight_decay=0.0, gradient_accumulation_steps=1, **options)
-        self.params, self.lr_scheduler = [*model.named_parameters()], SimpleNamespace(step=lambda: None)
-        self.state = SimpleNamespace(learning_rate=1e-6, global_training_steps=0, time=[], query=[])
+        super().__init__(model, options)
         self.model_runner, self.random = SimpleNamespace(model=model), np.random.RandomState(2)
-        vars(self).update(options)
 
-    def zo_forward(self, model: Model, inputs: object = None) -> Tensor:
-        return model()
 
-    zo_forward_memory_eff = zo_forward
-
-    def _get_learning_rate(self) -> float:
-        return float(self.args.learning_rate)
-
-    def configure_params(self) -> None:
-        """Has been done above; LOREN's own extends it."""
+def cut(clone: releases.Clone, names: Mapping[str, Any]) -> Any:
+    """Return the class of a release's trainer, on ours. Skips without the clone."""
+    if (trainer := clone.trainer(names, Trainer)) is None:
+        where, name = f"github.com/{clone.repository}", clone.repository.rpartition("/")[2]
+        pytest.skip(f"needs a clone of {where} with commit {clone.commit}, {name} in the folder ZO_PEERS")
+    return trainer
 
 
 @dataclass(frozen=True)
@@ -152,7 +139,7 @@ class Release:
     """A release and how its steps compare with those of our members.
 
     Args:
-        cut: file -> the functions that are cut out of it.
+        clone: where its functions are.
         options: what it is run with, `learning_rate` and the like.
         take: takes a step.
         numbers: (step, its draws) -> the draws by our addresses.
@@ -163,9 +150,7 @@ class Release:
         prepare: before the first step, under a seed; draws LOREN's a or nothing.
     """
 
-    repository: str
-    commit: str
-    cut: Mapping[str, Sequence[str]]
+    clone: releases.Clone
     options: Mapping[str, Any]
     take: Callable[[Any], Any]
     numbers: Callable[[int, Draws], Addresses]
@@ -180,35 +165,14 @@ class Release:
         """Run the release's steps; return them, and what they drew, from step 0 on. Skips without the clone."""
         tape, model = Tape(), Model()
         names = {"torch": tape, "np": SimpleNamespace(random=np.random.RandomState(1), mean=np.mean)}
-        names |= {"random": random.Random(), "math": math, "time": time, "F": nn.functional, "Trainer": Trainer}
-        released, body = ast.parse("class Released(Trainer): pass"), []
-        for file, functions in self.cut.items():
-            for node in ast.walk(ast.parse(source(self.repository, self.commit, file))):
-                if isinstance(node, ast.FunctionDef) and node.name in functions:
-                    is_method = bool(node.args.args) and node.args.args[0].arg == "self"
-                    (body if is_method else released.body).append(node)
-        assert isinstance(released.body[0], ast.ClassDef)
-        released.body[0].body = body
-        code = compile(released, self.repository, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
+        names |= {"random": random.Random(), "math": math, "time": time, "F": nn.functional}
+        released = cut(self.clone, names)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            exec(code, names)
-            trainer: Any = names["Released"](model, {**self.options, **options})
+            trainer: Any = released(model, {**self.options, **options})
             first = model.taking(lambda: tape.manual_seed(0) or self.prepare(trainer), tape)
             steps = [model.taking(lambda: self.take(trainer), tape) for _ in range(STEPS)]
         drawn = named(0, first.passes[0], "/loren/a", of_a_vector="/loren/a") if first.passes[0] else {}
         return steps, [drawn, *(self.numbers(number, one.passes) for number, one in enumerate(steps, 1))]
-
-
-@cache
-def source(repository: str, commit: str, file: str) -> str:
-    """Return a file of a clone in $ZO_PEERS at a commit, whatever is checked out there."""
-    name = repository.rpartition("/")[2]
-    folder = Path(os.environ.get("ZO_PEERS", "")) / name
-    if "ZO_PEERS" not in os.environ or not folder.is_dir():
-        pytest.skip(f"needs a clone of github.com/{repository} with commit {commit}, {name} in the folder ZO_PEERS")
-    shown = subprocess.run(["git", "-C", str(folder), "show", f"{commit}:{file}"], capture_output=True, text=True)
-    assert shown.returncode == 0, f"{folder}: {shown.stderr}"
-    return shown.stdout
 
 
 def named(query: int, draws: Sequence[Tensor], *of_a_matrix: str, of_a_vector: str = "") -> Addresses:

@@ -6,10 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import gpu, releases
+from benchmarks.releases import Clone
 from tests.peers.harness import (
     PARTS,
     SHAPES,
@@ -19,15 +22,19 @@ from tests.peers.harness import (
     Step,
     by_query,
     compared,
+    cut,
     handing_out,
     named,
     preset,
     run_ours,
 )
+from zo_sweeps.bench import engine_parts
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.estimators.es import zscores
 from zo_sweeps.engine.updates.mopi import START
 from zo_sweeps.engine.updates.sgd import SGD
+from zo_sweeps.methods.parts import Model, ModelSource
+from zo_sweeps.models.load import load
 
 pytestmark = pytest.mark.multiprocess  # git reads the clones
 LOWDIM = ("_sample_orthogonal_P", "lowdim_zo_perturb_parameters", "lowdim_zo_step", "lowdim_zo_update")
@@ -74,16 +81,13 @@ def start_of_mopi(n: int, k: int, device: object) -> Tensor:
 
 RELEASES = {
     "lozo": Release(
-        "optsuite/LOZO", "5d1ade5",
-        {"large_models/LOZOtrainer.py": [
-            "lowrank_zo_perturb_parameters", "lowrank_zo_step", "lowrank_zo_update", "random_gaussian_matrix"
-        ]},
+        releases.LOZO,
         {**RATES, "step_interval": 3, "rank_r": 2},
         lambda trainer: (trainer.lowrank_zo_step(trainer.model, None), trainer.lowrank_zo_update()),
         lozo, PAIR, ours={"perturbation": {"interval": 3}}, slips=lambda number, name: refreshes(number),
     ),
     "zo_muon": Release(
-        "OPTML-Group/ZO-Muon", "166a8f3", {"llm/LowDimTrainer.py": [*LOWDIM, "zeropower_via_newtonschulz5"]},
+        Clone("OPTML-Group/ZO-Muon", "166a8f3", {"llm/LowDimTrainer.py": [*LOWDIM, "zeropower_via_newtonschulz5"]}),
         {"learning_rate": 1e-2, "zo_eps": 1e-3, "step_interval": 3, "rank_r": 4, "num_samples": 4,
          "multiple_sample": True, "zo_optimizer": "muon"},
         lambda trainer: (trainer.lowdim_zo_step(trainer.model, None), trainer.lowdim_zo_update()),
@@ -93,11 +97,11 @@ RELEASES = {
         slips=lambda number, name: refreshes(number) and is_matrix(name),
     ),
     "zo_mopi": Release(
-        "MOFA-LAB/ZO-MOPI", "2ba4f71",
-        {"ZOMuonTrainer.py": [
-            *LOWDIM, "_maybe_reset_v_state", "_prepare_v_state", "_zeropower_via_streaming_pi",
-            "_get_scaled_matrix_learning_rate",
-        ]},
+        Clone("MOFA-LAB/ZO-MOPI", "2ba4f71",
+              {"ZOMuonTrainer.py": [
+                  *LOWDIM, "_maybe_reset_v_state", "_prepare_v_state", "_zeropower_via_streaming_pi",
+                  "_get_scaled_matrix_learning_rate",
+              ]}),
         {"learning_rate": 1e-2, "zo_eps": 1e-3, "step_interval": 1, "rank_r": 4, "num_samples": 8,
          "multiple_sample": True, "zo_optimizer": "sgd", "phase2_steps": 100, "k_current": 2, "zo_muon_beta": 0,
          "one_d_lr": 1e-7, "_init_zomuon_state": lambda: None, "_random_orthonormal_basis": start_of_mopi},
@@ -107,10 +111,10 @@ RELEASES = {
         prepare=lambda trainer: vars(trainer).update(V_matrices={}, u_momentum={}),
     ),
     "loren": Release(
-        "hseung88/loren", "b80a32b",
-        {"model/glue_transformer_loren.py": [
-            "configure_params", "perturb_parameters", "lnes_zo_update", "training_step"
-         ], "common/alg_utils.py": ["sgd_with_wdecay"]},
+        Clone("hseung88/loren", "b80a32b",
+              {"model/glue_transformer_loren.py": [
+                  "configure_params", "perturb_parameters", "lnes_zo_update", "training_step"
+               ], "common/alg_utils.py": ["sgd_with_wdecay"]}),
         {"zero_order_eps": 1e-3, "num_queries": 6, "damping": 0.1, "d_sqrt": 0.1**0.5, "lr_cov": 1e-3, "beta1": 0.9},
         lambda trainer: trainer.training_step(trainer.model, {"input_ids": torch.zeros(1)}, log={}),
         lambda number, passes: by_query(passes[:12:2], ""), compared(),
@@ -120,8 +124,8 @@ RELEASES = {
         ),
     ),
     "hizoo": Release(
-        "Yanjun-Zhao/HiZOO", "4f99055",
-        {"trainer.py": ["efficient_Hessian_perturb_parameters", "zo_Hessian_step_update"]},
+        Clone("Yanjun-Zhao/HiZOO", "4f99055",
+              {"trainer.py": ["efficient_Hessian_perturb_parameters", "zo_Hessian_step_update"]}),
         {**RATES, "alpha": 0.0},
         lambda trainer: trainer.zo_Hessian_step_update(trainer.model, None, 1e-6, trainer.alpha),
         lambda number, passes: named(0, passes[0], ""), compared(slice(1, 3)), plain={"alpha": 1e-5},
@@ -130,20 +134,20 @@ RELEASES = {
         ),
     ),
     "mezo_gv": Release(
-        "stan-anony/MeZO-GV", "70a2551",
-        {"large_models/trainer.py": [
-            "zo_perturb_parameters", "zo_update", "zo_perturb_parameters_mgfwa", "_compute_guided_vector_with_history",
-            "zo_step",
-        ]},
+        Clone("stan-anony/MeZO-GV", "70a2551",
+              {"large_models/trainer.py": [
+                  "zo_perturb_parameters", "zo_update", "zo_perturb_parameters_mgfwa",
+                  "_compute_guided_vector_with_history", "zo_step",
+              ]}),
         {"learning_rate": 2e-7, "zo_eps": 1e-3},
         lambda trainer: (trainer.zo_step(trainer.model, None), trainer.zo_update(trainer.model)),
         mezo_gv, PAIR, compared(slice(2, 4)), slips=lambda number, name: name != "one.weight",
     ),
     "es_at_scale": Release(
-        "VsonicV/es-at-scale", "574a9d1",
-        {"es_at_scale/utils/worker_extension.py": [
-            "_set_seed", "perturb_self_weights", "restore_self_weights", "update_weights_from_seeds"
-        ]},
+        Clone("VsonicV/es-at-scale", "574a9d1",
+              {"es_at_scale/utils/worker_extension.py": [
+                  "_set_seed", "perturb_self_weights", "restore_self_weights", "update_weights_from_seeds"
+              ]}),
         {}, es_step,
         lambda number, passes: {(query, ""): drawn[0] for query, drawn in enumerate(passes[::2])}, compared(),
         slips=lambda number, name: False,
@@ -191,3 +195,24 @@ def test_es_at_scale_moves_matrices_of_one_shape_alike_and_ours_as_published_doe
     for one, other in zip(run_ours(preset("es_at_scale", {})), theirs, strict=True):
         assert cosine(moved(other, "one.weight"), moved(other, "two.weight")) == pytest.approx(1, abs=1e-5)
         assert abs(cosine(moved(one, "one.weight"), moved(one, "two.weight"))) < 5 / 768**0.5
+
+
+def test_the_benchmark_takes_the_steps_of_the_clones_and_its_own_of_mezo_is_as_theirs() -> None:
+    for clone in (releases.MEZO, releases.LOZO):
+        cut(clone, {})
+    arch = {**engine_parts.LLAMA_58M, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    theirs, ours = (load(Model(source=ModelSource.RANDOM, arch=arch), torch.float32, "cpu") for _ in range(2))
+    data = engine_parts.examples([8] * 2, 1)
+    loops, source = gpu.released(theirs, data)
+    assert source == {"MeZO": "princeton-nlp/MeZO@552cb1b", "LOZO": "optsuite/LOZO@5d1ade5"}
+    for _ in range(2):
+        np.random.seed(5)
+        loops["MeZO"]()
+        np.random.seed(5)
+        engine_parts.mezo_step(ours, data, seed=np.random.randint(10**9))
+    weights = [*zip(theirs.module.parameters(), ours.module.parameters(), strict=True)]
+    for a, b in weights:
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)  # the release rounds its coefficient to fp32
+    for _ in range(2):  # the second step keeps V
+        loops["LOZO"]()
+        assert not any(torch.equal(a, b) or a.requires_grad for a, b in weights)

@@ -141,7 +141,7 @@ class BenchSteps:
 
 
 @torch.inference_mode()
-def mezo_loss(model: CausalModel, examples: Sequence[EncodedExample]) -> float:
+def mezo_loss(model: CausalModel, examples: Sequence[EncodedExample]) -> Tensor:
     """Return the cross-entropy over the candidates (of the answer token if there is one), one sequence per candidate.
 
     Logits and log-softmax at all positions, as in MeZO's released code.
@@ -149,35 +149,54 @@ def mezo_loss(model: CausalModel, examples: Sequence[EncodedExample]) -> float:
     rows = [candidate.ids[:-1] for example in examples for candidate in example.candidates]
     answers = torch.tensor([candidate.ids[-1] for example in examples for candidate in example.candidates])
     causal: Any = model.module
-    logits = causal(input_ids=torch.tensor(rows), use_cache=False).logits.float()
-    scores = F.log_softmax(logits, dim=-1)[:, -1].gather(1, answers[:, None]).view(len(examples), -1)
+    device = next(causal.parameters()).device
+    logits = causal(input_ids=torch.tensor(rows, device=device), use_cache=False).logits.float()
+    scores = F.log_softmax(logits, dim=-1)[:, -1].gather(1, answers[:, None].to(device)).view(len(examples), -1)
     if scores.shape[1] == 1:
-        return float(-scores.mean())
-    return float(F.cross_entropy(scores, torch.tensor([example.gold for example in examples])))
+        return -scores.mean()
+    return F.cross_entropy(scores, torch.tensor([example.gold for example in examples], device=device))
+
+
+def mezo_direction(param: Tensor) -> Tensor:
+    """Draw N(0, 1) for every element."""
+    return torch.normal(mean=0, std=1, size=param.shape, dtype=param.dtype, device=param.device)
+
+
+def lozo_directions(model: CausalModel, rank: int = 2) -> Callable[[Tensor], Tensor]:
+    """Return what LOZO's released code draws in a step that keeps V: U V^T for a matrix, N(0, 1) for other shapes."""
+
+    def thin(param: Tensor, dim: int) -> Tensor:
+        return torch.randn(param.shape[dim], rank, dtype=param.dtype, device=param.device)
+
+    V = {id(param): thin(param, 1) for param in model.module.parameters() if param.dim() == 2}
+    return lambda param: thin(param, 0) @ V[id(param)].T if id(param) in V else mezo_direction(param)
 
 
 @torch.no_grad()
 def mezo_step(
-    model: CausalModel, examples: Sequence[EncodedExample], seed: int, eps: float = 1e-3, lr: float = 1e-6
+    model: CausalModel,
+    examples: Sequence[EncodedExample],
+    seed: int,
+    eps: float = 1e-3,
+    lr: float = 1e-6,
+    draw: Callable[[Tensor], Tensor] = mezo_direction,
 ) -> float:
     """Take one step of MeZO's Algorithm 1: four passes over the parameters, each drawing all of z again."""
 
     def perturb(scale: float) -> None:
         torch.manual_seed(seed)
         for param in model.module.parameters():
-            z = torch.normal(mean=0, std=1, size=param.shape, dtype=param.dtype)
-            param.data = param.data + scale * z * eps
+            param.data = param.data + scale * draw(param) * eps
 
     perturb(1)
     plus = mezo_loss(model, examples)
     perturb(-2)
     minus = mezo_loss(model, examples)
     perturb(1)
-    projected_grad = (plus - minus) / (2 * eps)
+    projected_grad = float(plus - minus) / (2 * eps)
     torch.manual_seed(seed)
     for param in model.module.parameters():
-        z = torch.normal(mean=0, std=1, size=param.shape, dtype=param.dtype)
-        param.data = param.data - lr * (projected_grad * z)
+        param.data = param.data - lr * (projected_grad * draw(param))
     return projected_grad
 
 
