@@ -384,3 +384,9 @@ def test_the_profiles_of_the_devices_of_a_paper_have_its_memory() -> None:
     for name, row in zip(profiles, published.rows.values(), strict=True):
         profile = Composer([f"device={name}"]).trial["device"]
         assert round(profile["memory_gb"] * 10**9) == row["memory_GiB"] * 2**30, name
+
+
+def test_bytes_that_flower_adds_are_those_measured() -> None:
+    row = one(bench("flower"), "beyond polls: a question")
+    check(sentence("CLUSTER", r"adds ([\d.]+) kB per answer"), row["ratio"])
+    assert row["detail"]["same weights"]

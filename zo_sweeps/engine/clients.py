@@ -1,7 +1,8 @@
 """Rounds of training over clients that keep their rows: what they send is losses, what they receive is the log.
 
     server -> client   the coefficients of all steps that it has not applied yet, 8 bytes each
-    client -> server   f at its points in each of the round's K local steps, 4 bytes each; or why it takes no part
+    client -> server   f at its points in each of the round's K local steps, 4 bytes each; with noise, coefficients;
+                       or why it takes no part
 
 The server makes of the losses the coefficients of K steps of the run (see `zo_sweeps.methods.kinds.federated`), which
 are its log: a client that missed any number of rounds, or joins late, has the others' weights to the bit once it has

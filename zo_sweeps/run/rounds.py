@@ -177,7 +177,7 @@ class Rounds(ZerothOrderRunner):
         recorder.measured |= {"epsilon": value, "delta": kind.delta}
         text = f"a row of a client is in {used:,} minibatches at most: epsilon = {value:.4g} at delta = {kind.delta:g}"
         seeded = "; noise of simulated clients is seeded, and hides nothing from those who know the seed"
-        recorder.say("epsilon", text + seeded * (self._clients is None))
+        recorder.say(f"epsilon {value:.4g}", text + seeded * (self._clients is None))
 
     def _checked(
         self, local: LocalSteps, first: int, member: tuple[int, int], answer: bytes | None
