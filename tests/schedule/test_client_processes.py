@@ -110,8 +110,9 @@ def test_clients_with_files_of_their_own_read_no_other_and_exchange_as_many_byte
     frames = 4 * asked  # the length before each message
     up, down = (sum(peer.counts[name] for peer in peers) for name in ("up", "down"))
     ready = sum(4 + len(Following(trial, []).ready) for _ in peers)
-    assert up == metrics["client_bytes_up"] + frames + ready
-    assert down == metrics["client_bytes_down"] + frames + 4 * sum(peer.asked > 0 for peer in peers), "and its number"
+    assert up == metrics["client_bytes_up"] + frames + ready + 32 * CLIENTS, "and the SHA-256 of the weights"
+    assert down == 8 * Q * STEPS * CLIENTS + frames + 4 * CLIENTS, "the whole log to each, and its number"
+    assert metrics["clients_equal"] == CLIENTS
     assert metrics["exchanged_bytes_per_step"] * STEPS == metrics["client_bytes_up"] + metrics["client_bytes_down"]
     assert metrics["client_bytes_up"] + metrics["client_bytes_down"] <= 16 * Q * STEPS * CLIENTS
 

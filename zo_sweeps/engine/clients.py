@@ -2,6 +2,7 @@
 
     server -> client   the coefficients of all steps that it has not applied yet, 8 bytes each
     client -> server   f at its points in each of the round's K local steps, 4 bytes each; or why it takes no part
+                       after the last step, the SHA-256 of its weights
 
 The server makes of the losses the coefficients of K steps of the run (see `zo_sweeps.methods.kinds.federated`), which
 are its log: a client that missed any number of rounds, or joins late, has the others' weights to the bit once it has
@@ -23,7 +24,7 @@ from torch import nn
 
 from zo_sweeps.engine.evaluate import Objective
 from zo_sweeps.engine.peers import Member, Peer, Team, pack_losses
-from zo_sweeps.engine.replay import rebuild, replay
+from zo_sweeps.engine.replay import digest, rebuild, replay
 from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.step import Method, RunState, losses_at
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points, no_joules
@@ -194,6 +195,13 @@ class ClientTeam(Team):
         self.up += sum(len(answer) for answer in answers if answer is not None)
         return answers
 
+    def weights(self, log: Sequence[Sequence[float]]) -> dict[int, str]:
+        """Return the SHA-256 of the weights of each client that answers, after all steps; not counted in the bytes."""
+        up, down = self.up, self.down
+        answers = self.answers(range(len(self._clients)), log)
+        self.up, self.down = up, down
+        return {number: answer.hex() for number, answer in enumerate(answers) if answer is not None}
+
     def expel(self, number: int, why: str) -> None:
         """Take no more answers of a client that does not keep to the protocol."""
         self._members.remove(self._clients[number])
@@ -219,11 +227,13 @@ class Client:
         self.done += count
 
     def answer(self, message: bytes) -> bytes:
-        """Apply the steps before a round, and return the losses of the client's steps in it.
+        """Apply the steps before a round, and return the losses of the client's steps in it; its weights after all.
 
         Raises ValueError if the round is not one of the client's.
         """
         self.catch_up(message)
+        if self.done == self._local.steps:
+            return bytes.fromhex(digest(self._local.space.params))
         members = self._local.protocol.members(self._local.seed, self.done + 1)
         if self._number not in members:
             raise ValueError(f"client {self._number} has no part in the round of step {self.done + 1}")

@@ -12,6 +12,7 @@ from zo_sweeps.core.events import PeerLost, PeersReady
 from zo_sweeps.engine.batch import indices
 from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, declined, received, train_in_rounds
 from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone, of_batch
 from zo_sweeps.engine.types import Peers
@@ -106,6 +107,10 @@ class Rounds(ZerothOrderRunner):
             else:
                 answers = self._clients.answers([client for _, client in members], recorder.coefs[: first - 1])
                 losses = [self._checked(local, first, *one) for one in zip(members, answers, strict=True)]
+                if losses.count(None) == len(losses) and kind.files:
+                    raise UserError(
+                        f"no client of the round of step {first} has answered", fix="see what each of them said"
+                    )
                 if kind.files or (self.sharing is not None and self.sharing.drop):
                     self._left_out += losses.count(None)
                 else:
@@ -121,7 +126,7 @@ class Rounds(ZerothOrderRunner):
             "client_bytes_down": float(down),
             "client_bytes": (up + down) / (rounds * kind.present),
         }
-        return train_in_rounds(
+        yield from train_in_rounds(
             local,
             gather,
             bench.score_dev,
@@ -130,6 +135,14 @@ class Rounds(ZerothOrderRunner):
             evaluated=set(recorder.evaluations),
             joules=recorder.energy.joules,
         )
+        if self._clients is not None:
+            ours, theirs = digest(space.params), self._clients.weights(recorder.coefs)
+            recorder.measured["clients_equal"] = float(sum(one == ours for one in theirs.values()))
+            for client, one in theirs.items():
+                if one != ours:
+                    self._clients.expel(
+                        client, f"the SHA-256 of its weights is {one[:32]}, and the server's {ours[:32]}"
+                    )
 
     def _checked(
         self, local: LocalSteps, first: int, member: tuple[int, int], answer: bytes | None
