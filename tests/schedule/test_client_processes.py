@@ -64,16 +64,16 @@ class Counted(ProcessPeer):
         super().ask(message)
 
 
-def served(trial: Trial, peers: Sequence[Any]) -> tuple[Outcome, list[Event]]:
-    """`trial` led here, with a client behind each peer."""
+def served(trial: Trial, peers: Sequence[Any], journal: Sequence[Event] = ()) -> tuple[Outcome, list[Event]]:
+    """`trial` led here, with a client behind each peer, from where `journal` ends; (outcome, journal after it)."""
 
     class Sink(list[Event]):
         def emit(self, event: Event) -> None:
             self.append(event)
 
-    events = Sink()
+    events = Sink(journal)
     sharing = Sharing(peers, ["here"] * len(peers), drop=False, patience=PATIENCE)
-    return run_trial(trial, events, [], 1, lambda: False, sharing=sharing), events
+    return run_trial(trial, events, list(journal), 1, lambda: False, sharing=sharing), events
 
 
 def test_a_process_per_client_gives_the_result_of_simulated_ones_also_when_one_is_killed() -> None:

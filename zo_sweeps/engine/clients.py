@@ -35,6 +35,7 @@ from zo_sweeps.methods.points import Estimate, Point
 from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import InstalledSpace
 
+START_SECONDS = 600.0  # for which the first round waits for a client, which may have to fetch its model
 LONGEST = 1000  # bytes of a client's reason
 OfStep = Callable[[int], Objective]  # step of the run -> f of a client's minibatch
 
@@ -176,6 +177,18 @@ class ClientTeam(Team):
         self._clients = list(self._members)
         self._greeted: set[int] = set()
         self.up = self.down = 0
+
+    def begin(self, should_stop: Callable[[], bool]) -> int:
+        """Wait for every client that is not lost, START_SECONDS at most; return how many are ready.
+
+        Who is slow to load its model misses no round.
+        """
+        end = time.monotonic() + START_SECONDS
+        while (missing := [one for one in self._members if not one.ready]) and time.monotonic() < end:
+            if should_stop():
+                break
+            self._heard(missing[0], time.monotonic() + 1.0)
+        return sum(one.ready for one in self._members)
 
     def answers(self, members: Sequence[int], log: Sequence[Sequence[float]]) -> list[bytes | None]:
         """Return what the members of a round answer to the log so far."""

@@ -79,7 +79,7 @@ class Rounds(ZerothOrderRunner):
 
         agreed, patience = self.bench.agreed(space), self.sharing.patience
         self._clients = ClientTeam(self.sharing.peers, agreed=agreed, patience=patience, on_loss=on_loss)
-        self.recorder.measured["workers"] = 1.0 + self._clients.ready()
+        self.recorder.measured["workers"] = 1.0 + self._clients.begin(self.should_stop)
         self.recorder.emit(PeersReady(names=tuple(self.sharing.names)))
 
     def _release(self) -> None:

@@ -101,6 +101,9 @@ def test_clients_on_agents_have_the_result_of_simulated_ones_also_when_one_is_ki
     (tmp_path / "data").mkdir()
     trial = make(*SHARED, *client_files(tmp_path / "data", CLIENTS))
     simulated = measured(*run(trial))
+    asked_to_stop = iter([False, False, False, True])
+    stopped, half = run(trial, stop=lambda: next(asked_to_stop))
+    assert 0 < stopped.steps_done < STEPS
     own = [tmp_path / f"rows-{client}" for client in range(CLIENTS)]
     rows = []
     for client, folder in enumerate(own):  # each to its own machine, and to no other
@@ -162,11 +165,18 @@ def test_clients_on_agents_have_the_result_of_simulated_ones_also_when_one_is_ki
             link.answer(f"/v1/leases/{peers[0].lease}/answers/0", b"")
         assert refused.value.status == 410
         link.close()
+
+        # A leader that goes on with an earlier one's journal asks them again, under new leases.
+        peers = [Slotted(remote(them, loop), name, trial) for name in NAMES]
+        assert measured(*served(trial, peers, half)) == simulated
+        for peer in peers:
+            peer.leave()
         held = b"".join(file.read_bytes() for file in them.folder.rglob("*") if file.is_file())
         assert not any(row in held for of_client in rows for row in of_client), "no row has left its machine"
     assert found.state is TrialState.SUCCEEDED
 
 
+@pytest.mark.long
 def test_an_agent_without_the_rows_or_with_others_is_left_out_by_name(
     tmp_path: Path, loop: asyncio.AbstractEventLoop
 ) -> None:
