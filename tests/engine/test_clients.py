@@ -20,10 +20,11 @@ from tests.engine.conftest import make_examples, tiny_model
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, noise
 from zo_sweeps.engine.batch import collate, indices
-from zo_sweeps.engine.clients import Client, LocalSteps, declined, received, sent, train_in_rounds
+from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, declined, received, sent, train_in_rounds
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import Objective, evaluate
+from zo_sweeps.engine.peers import PeerLostError
 from zo_sweeps.engine.perturbations.cone import Cone
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.seed_pool import SeedPool
@@ -467,3 +468,28 @@ def test_a_client_answers_at_the_beginning_of_rounds_only() -> None:
     client = Client(local, 0, lambda step: each(0, step))
     with pytest.raises(ValueError, match="no part in the round of step 2"):
         client.answer(struct.pack("<2d", 0.0, 0.0))
+
+
+class Scripted:
+    """A peer that says these things in turn; an error: that it is lost."""
+
+    def __init__(self, *script: bytes | str | None) -> None:
+        self._script = list(script)
+
+    def ask(self, message: bytes) -> None: ...
+
+    def answer(self, timeout: float) -> bytes | None:
+        said = self._script.pop(0)
+        if isinstance(said, str):
+            raise PeerLostError(said)
+        return said
+
+
+def test_the_first_round_waits_for_clients_that_are_slow_and_for_none_that_is_lost() -> None:
+    lost: list[str] = []
+    script = [(b"x",), (None, None, b"x"), (None, "gone"), (b"y",)]
+    team = ClientTeam([Scripted(*one) for one in script], agreed=b"x", patience=0.0, on_loss=lost.append)
+    assert team.begin(lambda: False) == 2
+    assert lost == ["gone", "its fingerprint is b'y', the leader's is b'x'"]
+    asked = iter([False, True])
+    assert ClientTeam([Scripted(None), Scripted()], agreed=b"x").begin(lambda: next(asked)) == 0

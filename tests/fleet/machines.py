@@ -38,7 +38,14 @@ def free_port() -> int:
 def environment(home: Path, **more: str) -> dict[str, str]:
     """Of a user who has no token anywhere."""
     kept = {name: value for name, value in os.environ.items() if name not in CLEAN}
-    return {**kept, "HOME": str(home), "PYTHONPATH": str(REPO), "COLUMNS": "200", "OMP_NUM_THREADS": "1", **more}
+    return {
+        **kept,
+        "HOME": str(home),
+        "PYTHONPATH": f"{REPO}:{REPO}/packages/agent",
+        "COLUMNS": "200",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
 
 
 def zo(*words: str | Path, home: Path, timeout: float = 200, **more: str) -> subprocess.CompletedProcess[str]:

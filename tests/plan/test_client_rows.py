@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.run.common import SMALL, TINY, client_files, run
+from tests.run.common import GRID, LEFT_OUT, SMALL, TINY, client_files, run
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Trial, TrialState
@@ -19,12 +19,10 @@ from zo_sweeps.plan.build import Plan, build
 
 CLIENTS = 3
 DECOMFL = ["method=decomfl", f"method.clients={CLIENTS}", "update.lr=1e-3", "train.steps=2", "train.eval_every=2"]
-BLOCKS = ("zero_shot", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")
 
 
 def plan_of(*overrides: str) -> Plan:
-    given = ["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]", *SMALL, *TINY, *DECOMFL, *overrides]
-    return build(Composer([*given, *(f"~grid.blocks.{name}" for name in BLOCKS), "grid.tables={}"]))
+    return build(Composer([*GRID, *SMALL, *TINY, *DECOMFL, *overrides, *LEFT_OUT]))
 
 
 def one(*overrides: str) -> Trial:
@@ -45,6 +43,9 @@ def test_each_clients_rows_are_part_of_the_identity_wherever_they_are(tmp_path: 
     assert ["set estimator.clip" in str(of_trial) for of_trial in remarks] == [True, False]
     assert kind_of(first).rows == tuple(hashlib.sha256(file.read_bytes()).hexdigest()[:32] for file in files)
     assert one(*given).trial_id == first.trial_id
+    assert first.shared_steps is not None
+    assert first.shared_steps.rows == kind_of(first).rows
+    assert Trial.from_json(json.loads(json.dumps(first.to_json()))).shared_steps == first.shared_steps
     ids = {first.trial_id}
     for file in files:
         before = file.read_bytes()

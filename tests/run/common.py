@@ -19,16 +19,20 @@ SMALL = ["split.train=24", "split.dev=8", "split.test=12", "train.batch=4", "tra
 SIZES = ("hidden_size=64", "intermediate_size=96", "num_hidden_layers=2")
 TINY = ["model=random_llama", *(f"model.arch.{size}" for size in SIZES)]  # a trial takes a third of the demo model's
 
+GRID = ["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]"]
+LEFT_OUT = [
+    *(f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")),
+    "grid.tables={}",
+]
+
 
 def make(*overrides: str, folders: Sequence[str] = ()) -> Trial:
     """One trial of the quickstart grid's shape: its first ZO block, and a tiny model, unless others are given."""
     model = () if any(text.startswith("model=") for text in overrides) else TINY
-    given = ["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]", *SMALL, *model, *overrides]
-    left_out = [f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")]
     own = any(
         text.startswith(("model=", "data.", "gradients.text=")) for text in overrides
     )  # files that a test may change
-    (trial,) = build(Composer([*given, *left_out, "grid.tables={}"], folders), None if own else PLACES).trials
+    (trial,) = build(Composer([*GRID, *SMALL, *model, *overrides, *LEFT_OUT], folders), None if own else PLACES).trials
     return trial
 
 

@@ -66,16 +66,16 @@ class Counted(ProcessPeer):
         super().ask(message)
 
 
-def served(trial: Trial, peers: Sequence[Any]) -> tuple[Outcome, list[Event]]:
-    """`trial` led here, with a client behind each peer."""
+def served(trial: Trial, peers: Sequence[Any], journal: Sequence[Event] = ()) -> tuple[Outcome, list[Event]]:
+    """`trial` led here, with a client behind each peer, from where `journal` ends; (outcome, journal after it)."""
 
     class Sink(list[Event]):
         def emit(self, event: Event) -> None:
             self.append(event)
 
-    events = Sink()
+    events = Sink(journal)
     sharing = Sharing(peers, ["here"] * len(peers), drop=False, patience=PATIENCE)
-    return run_trial(trial, events, [], 1, lambda: False, sharing=sharing), events
+    return run_trial(trial, events, list(journal), 1, lambda: False, sharing=sharing), events
 
 
 def test_a_process_per_client_gives_the_result_of_simulated_ones_also_when_one_is_killed() -> None:
@@ -112,8 +112,9 @@ def test_clients_with_files_of_their_own_read_no_other_and_exchange_as_many_byte
     frames = 4 * asked  # the length before each message
     up, down = (sum(peer.counts[name] for peer in peers) for name in ("up", "down"))
     ready = sum(4 + len(Following(trial, []).ready) for _ in peers)
-    assert up == metrics["client_bytes_up"] + frames + ready
-    assert down == metrics["client_bytes_down"] + frames + 4 * sum(peer.asked > 0 for peer in peers), "and its number"
+    assert up == metrics["client_bytes_up"] + frames + ready + 32 * CLIENTS, "and the SHA-256 of the weights"
+    assert down == 8 * Q * STEPS * CLIENTS + frames + 4 * CLIENTS, "the whole log to each, and its number"
+    assert metrics["clients_equal"] == CLIENTS
     assert metrics["exchanged_bytes_per_step"] * STEPS == metrics["client_bytes_up"] + metrics["client_bytes_down"]
     assert metrics["client_bytes_up"] + metrics["client_bytes_down"] <= 16 * Q * STEPS * CLIENTS
 

@@ -83,6 +83,7 @@ class SharedSteps:
     one_process: str = ""  # the reason why one process must evaluate all points, if there is one
     parts: int = 1  # of the minibatch's rows, which processes can evaluate apart
     clients: int = 0  # that have a process each, besides the first; 0: processes share points
+    rows: Sequence[str] = ()  # fingerprints of the clients' own rows, in their order
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class Trial:
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
         """Read a trial; keys of other versions are ignored, so that old journals stay readable."""
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
-        shared = None if data.get("shared_steps") is None else SharedSteps(**data["shared_steps"])
+        entry = data.get("shared_steps")
+        shared = None if entry is None else SharedSteps(**{**entry, "rows": tuple(entry.get("rows", ()))})
         needed = {name: value for name, value in data["needs"].items() if name in Needs.__dataclass_fields__}
         needs = Needs(**{**needed, "tools": tuple(needed.get("tools", ()))})
         read = {"config": StoredConfig(data["config"]), "needs": needs, "shared_steps": shared}

@@ -1,8 +1,8 @@
 """Rounds of training over clients that keep their rows: what they send is losses, what they receive is the log.
 
     server -> client   the coefficients of all steps that it has not applied yet, 8 bytes each
-    client -> server   f at its points in each of the round's K local steps, 4 bytes each; with noise, coefficients;
-                       or why it takes no part
+    client -> server   f at its points in each of the round's K local steps, 4 bytes each (with noise, coefficients); or
+                       why it takes no part; after the last step, the SHA-256 of its weights
 
 The server makes of the losses the coefficients of K steps of the run (see `zo_sweeps.methods.kinds.federated`), which
 are its log: a client that missed any number of rounds, or joins late, has the others' weights to the bit once it has
@@ -25,7 +25,7 @@ from torch import nn
 
 from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.peers import Member, Peer, Team, pack_losses
-from zo_sweeps.engine.replay import rebuild, replay
+from zo_sweeps.engine.replay import digest, rebuild, replay
 from zo_sweeps.engine.rounding import LostUpdates
 from zo_sweeps.engine.step import Method, RunState, losses_at
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points, no_joules
@@ -37,6 +37,7 @@ from zo_sweeps.methods.points import Estimate, Point
 from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import InstalledSpace
 
+START_SECONDS = 600.0  # for which the first round waits for a client, which may have to fetch its model
 LONGEST = 1000  # bytes of a client's reason
 OfStep = Callable[[int], StepObjective]  # step of the run -> f of a client's minibatch; with noise, of each of its rows
 
@@ -225,6 +226,18 @@ class ClientTeam(Team):
         self._greeted: set[int] = set()
         self.up = self.down = 0
 
+    def begin(self, should_stop: Callable[[], bool]) -> int:
+        """Wait for every client that is not lost, START_SECONDS at most; return how many are ready.
+
+        Who is slow to load its model misses no round.
+        """
+        end = time.monotonic() + START_SECONDS
+        while (missing := [one for one in self._members if not one.ready]) and time.monotonic() < end:
+            if should_stop():
+                break
+            self._heard(missing[0], time.monotonic() + 1.0)
+        return sum(one.ready for one in self._members)
+
     def answers(self, members: Sequence[int], log: Sequence[Sequence[float]]) -> list[bytes | None]:
         """Return what the members of a round answer to the log so far."""
         asked: dict[int, Member] = {}
@@ -242,6 +255,13 @@ class ClientTeam(Team):
         answers = [self._heard(asked[number], deadline) if number in asked else None for number in members]
         self.up += sum(len(answer) for answer in answers if answer is not None)
         return answers
+
+    def weights(self, log: Sequence[Sequence[float]]) -> dict[int, str]:
+        """Return the SHA-256 of the weights of each client that answers, after all steps; not counted in the bytes."""
+        up, down = self.up, self.down
+        answers = self.answers(range(len(self._clients)), log)
+        self.up, self.down = up, down
+        return {number: answer.hex() for number, answer in enumerate(answers) if answer is not None}
 
     def expel(self, number: int, why: str) -> None:
         """Take no more answers of a client that does not keep to the protocol."""
@@ -274,12 +294,14 @@ class Client:
         self.done += count
 
     def answer(self, message: bytes) -> bytes:
-        """Apply the steps before a round, and return the losses of the client's steps in it.
+        """Apply the steps before a round, and return the losses of the client's steps in it; its weights after all.
 
         Raises ValueError if the round is not one of the client's, or with noise has had its answer.
         """
         self.catch_up(message)
         local, first = self._local, self.done + 1
+        if self.done == local.steps:
+            return bytes.fromhex(digest(local.space.params))
         members = local.protocol.members(local.seed, first)
         if self._number not in members or self.done % local.protocol.local_steps:
             raise ValueError(f"client {self._number} has no part in the round of step {first}")

@@ -269,7 +269,7 @@ def _shared_steps(config: TrialConfig) -> SharedSteps | None:
     if not kind.estimates:
         return None
     if isinstance(kind, Federated):
-        return SharedSteps(0, clients=kind.clients)
+        return SharedSteps(0, clients=kind.clients, rows=kind.rows)
     why = ""
     if config.evaluation.restore is Restore.IN_PLACE:
         why = "evaluation.restore=in_place, unlike exact, leaves rounding in theta at every point"

@@ -15,6 +15,7 @@ from zo_sweeps.engine.batch import indices
 from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, declined, received, train_in_rounds
 from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.first_order import GradientSteps
+from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.train import Evaluated, StepDone, of_batch
 from zo_sweeps.engine.types import Peers
@@ -106,7 +107,7 @@ class Rounds(ZerothOrderRunner):
 
         agreed, patience = self.bench.agreed(space), self.sharing.patience
         self._clients = ClientTeam(self.sharing.peers, agreed=agreed, patience=patience, on_loss=on_loss)
-        self.recorder.measured["workers"] = 1.0 + self._clients.ready()
+        self.recorder.measured["workers"] = 1.0 + self._clients.begin(self.should_stop)
         self.recorder.emit(PeersReady(names=tuple(self.sharing.names)))
 
     def _release(self) -> None:
@@ -142,6 +143,10 @@ class Rounds(ZerothOrderRunner):
             else:
                 answers = self._clients.answers([client for _, client in members], recorder.coefs[: first - 1])
                 losses = [self._checked(local, first, *one) for one in zip(members, answers, strict=True)]
+                if losses.count(None) == len(losses) and kind.files:
+                    raise UserError(
+                        f"no client of the round of step {first} has answered", fix="see what each of them said"
+                    )
                 if kind.files or (self.sharing is not None and self.sharing.drop):
                     self._left_out += losses.count(None)
                 else:
@@ -152,7 +157,7 @@ class Rounds(ZerothOrderRunner):
         directions = local.method.estimator.directions(local.method.d)
         up, down = kind.traffic(config.seed, config.train.steps, local.width, directions)
         recorder.measured |= traffic(kind, config.train.steps, up, down)
-        return train_in_rounds(
+        yield from train_in_rounds(
             local,
             gather,
             bench.score_dev,
@@ -161,6 +166,14 @@ class Rounds(ZerothOrderRunner):
             evaluated=set(recorder.evaluations),
             joules=recorder.energy.joules,
         )
+        if self._clients is not None:
+            ours, theirs = digest(space.params), self._clients.weights(recorder.coefs)
+            recorder.measured["clients_equal"] = float(sum(one == ours for one in theirs.values()))
+            for client, one in theirs.items():
+                if one != ours:
+                    self._clients.expel(
+                        client, f"the SHA-256 of its weights is {one[:32]}, and the server's {ours[:32]}"
+                    )
 
     def _measure_privacy(self, kind: Federated, rows: ClientRows) -> None:
         """Record and report epsilon of all steps of the run, and of those that earlier attempts may have asked for."""

@@ -44,6 +44,7 @@ class Node:
         tools: that are installed, as in `Needs`; None: not known, as of a node that Ray alone started.
         slots: of an agent, trials that it takes at a time; None: a node of Ray's, as many as CPUs allow.
         leased: of an agent, slots that other drivers have, by its store; up to two seconds old.
+        rows: of an agent, fingerprints of the rows that it keeps, of which it is a client.
         refused: what it does not lend ("noise", a precision) -> why.
     """
 
@@ -58,6 +59,7 @@ class Node:
     light: bool = False
     slots: int | None = None
     leased: int = 0
+    rows: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict, compare=False)
     gpu_bytes: int = 0
     version: str = ""

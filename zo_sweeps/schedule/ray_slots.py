@@ -224,9 +224,9 @@ class Slots:
     def _able(self, trial: Trial) -> list[Node]:
         return [node for node in self.nodes_for(trial) if not refusal(trial.needs, node, self._cpus)]
 
-    def take(self, trial: Trial, attempt: int, kind: str | None) -> Slot:
-        """Take a slot for the trial, an idle one or a new one."""
-        slot = self.choose(trial, kind)
+    def take(self, trial: Trial, attempt: int, kind: str | None, agent: Node | None = None) -> Slot:
+        """Take a slot for the trial, an idle one or a new one; of one of `clients`, a new one."""
+        slot = self.choose(trial, kind) if agent is None else _on(agent, trial)
         assert slot is not None, "submit without a fit"
         if slot not in self._slots:
             self._make(slot)
@@ -281,13 +281,34 @@ class Slots:
             return [node for node in self.nodes if not node.is_agent]
         return self.nodes
 
+    def clients(self, trial: Trial) -> list[Node] | None:
+        """Return the agents that keep the rows of a trial's clients, in their order, each with a free slot.
+
+        [] if none of them keeps any: then they are processes of nodes. None: wait, for not all of them are free.
+        """
+        rows = trial.shared_steps.rows if trial.shared_steps else ()
+        able = [node for node in self.nodes if node.is_agent and not refusal(trial.needs, node, self._cpus)]
+        if processes(self._options, trial) == 1 or not any(node.rows & {*rows} for node in able):
+            return []
+        busy, found = [slot for slot in self._slots if slot.trial], list[Node]()
+        if self._limit and len(busy) + 1 + len(rows) > self._limit:
+            return None
+        able = [node for node in able if node.node_id not in self._avoided]
+        for row in rows:
+            slots = [*busy, *(_on(node, trial) for node in found)]
+            here = (node for node in able if row in node.rows and self._fits(_on(node, trial), slots))
+            found += list(here)[:1]
+        return found if len(found) == len(rows) else None
+
     def kind(self, trial: Trial) -> str | None:
         """Return a device profile with free slots for all of a trial's workers; "" if none has, None: no restriction.
 
-        All workers of a trial share one profile, because losses round differently on another.
+        All workers of a trial share one profile, because losses round differently on another. Clients on agents do not.
         """
-        count = processes(self._options, trial)
-        if count == 1:
+        count, agents = processes(self._options, trial), self.clients(trial)
+        if agents is None:
+            return ""
+        if count == 1 or agents:
             return None
         nodes = sorted(self.nodes_for(trial), key=lambda node: preference(trial.needs, node))
         kinds = dict.fromkeys(node.device for node in nodes)
@@ -308,11 +329,7 @@ class Slots:
             lost = self.losses.nodes_of(trial.trial_id)
             away |= lost if lost and self._others_for(trial, lost) else set()
         nodes.sort(key=lambda node: preference(trial.needs, node))
-        new = {
-            node.node_id: Slot(None, node, gpus_needed(trial.needs, node), memory_bytes=main_memory(trial.needs, node))
-            for node in nodes
-            if node.node_id not in away
-        }
+        new = {node.node_id: _on(node, trial) for node in nodes if node.node_id not in away}
         # An agent's slot may be another driver's as soon as the lease has ended.
         free = {node_id: one for node_id, one in new.items() if not one.node.is_agent or self._fits(one, busy)}
         idle = [slot for slot in self._slots if slot.trial is None and slot.node.node_id in free]
@@ -438,6 +455,11 @@ class Slots:
             )
             .remote(self._target, self._cpus, {"node": new.node.name, "profile": new.node.device})
         )
+
+
+def _on(node: Node, trial: Trial) -> Slot:
+    """Return a slot for a trial on a node, to be made."""
+    return Slot(None, node, gpus_needed(trial.needs, node), memory_bytes=main_memory(trial.needs, node))
 
 
 def _sum(*each: Held) -> Held:

@@ -4,7 +4,7 @@ The agents run the trials of `tests.schedule.fakes`, say nothing about this mach
 not imported.
 
     python agents.py gateway FOLDER PORT LEASE_SECONDS
-    python agents.py agent URL CODE STATE_FOLDER NAME SLOTS
+    python agents.py agent URL CODE STATE_FOLDER NAME SLOTS DATA_FOLDER
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Process:
         through = {"HTTPS_PROXY": f"http://127.0.0.1:{proxy}", "NO_PROXY": "", "no_proxy": ""} if proxy else {}
         with log.open("a") as file:
             command = [sys.executable, __file__, *map(str, words)]
-            environment = {**os.environ, "PYTHONPATH": str(REPO), **through}
+            environment = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO}/packages/agent", **through}
             self._process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=REPO)
 
     @property
@@ -74,11 +74,11 @@ class Process:
 class Cable:
     """A TCP connection that can be cut: forwards a port of its own to another, while it is whole.
 
-    It is an HTTP proxy, too, whatever host it is asked for.
+    It is an HTTP proxy, too, whatever host it is asked for. `bytes` passed, of both directions.
     """
 
     def __init__(self, to: int) -> None:
-        self._to, self.whole, self.asked = to, True, 0
+        self._to, self.whole, self.asked, self.bytes = to, True, 0, 0
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
         self._ends: list[socket.socket] = []
@@ -114,6 +114,7 @@ class Cable:
     def _copy(self, one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(1 << 16):
+                self.bytes += len(data)
                 other.sendall(data)
             other.shutdown(socket.SHUT_WR)
 
@@ -153,12 +154,14 @@ class Head:
         self.store.add_code(code.secret, time.time() + 900)
         return code.text
 
-    def agent(self, name: str, *, code: str = "", port: int = 0, proxy: int = 0, slots: int = 1) -> Process:
+    def agent(
+        self, name: str, *, code: str = "", port: int = 0, proxy: int = 0, slots: int = 1, data: object = ""
+    ) -> Process:
         """An agent; it goes on where one of this name stopped."""
         url = f"https://127.0.0.1:{port or self.port}"
         log, state = self.folder.parent / f"{name}.log", self.folder.parent / name
         code = code or (self.code() if not state.exists() else "-")
-        one = Process(log, "agent", url, code, state, name, slots, proxy=proxy)
+        one = Process(log, "agent", url, code, state, name, slots, data, proxy=proxy)
         self._agents.append(one)
         return one
 
@@ -222,7 +225,7 @@ def _gateway(folder: str, port: str, lease_seconds: str) -> None:
     asyncio.run(serve(Path(folder), "127.0.0.1", int(port), float(lease_seconds), None, challenges))
 
 
-def _agent(url: str, code: str, state: str, name: str, slots: str) -> int:
+def _agent(url: str, code: str, state: str, name: str, slots: str, data: str) -> int:
     import facts as boards
     from zo_sweeps.core.errors import UserError
     from zo_sweeps_agent.agent import agent, commands, examiner, facts, link
@@ -231,12 +234,13 @@ def _agent(url: str, code: str, state: str, name: str, slots: str) -> int:
     link.LONGEST_WAIT = 0.5
     agent.POLL_SECONDS = agent.NOTE_SECONDS = 3.0
     facts.facts = lambda device, lent, host, client: replace(
-        boards.FACTS, profile=device.name, cpus=1, gpus=0, slots=lent.slots
+        boards.FACTS, profile=device.name, cpus=1, gpus=0, slots=lent.slots, rows=lent.rows
     )
     examiner.Examiner.host = lambda self: boards.HOST
     examiner.Examiner.answers = lambda self, challenge, troubles: MachineAnswers()
     commands.Agent = partial(agent.Agent, target="tests.schedule.fakes:run_trial")
-    options = commands.AgentOptions(url, "" if code == "-" else code, "cpu", name, slots=int(slots))
+    own = Path(data) if data else None
+    options = commands.AgentOptions(url, "" if code == "-" else code, "cpu", name, slots=int(slots), data=own)
     try:
         return commands.join(Path(state), options, lambda line: print(line, flush=True))
     except UserError as error:

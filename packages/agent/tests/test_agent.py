@@ -279,7 +279,7 @@ def test_two_slots_fetch_a_model_once_and_neither_takes_the_others_files_away(
 
     def slot(i: int) -> None:
         files = [replace(listed("w", model), of="model"), listed(f"{i}", rows[i])]
-        got[i] = board._files(SimpleNamespace(lease=f"{i}", files=files, trial=config))
+        got[i] = board._files(SimpleNamespace(lease=f"{i}", files=files, trial=config, client=False))
 
     slots = [threading.Thread(target=slot, args=(i,)) for i in range(2)]
     for one in slots:
@@ -482,7 +482,8 @@ def test_a_hub_model_comes_from_the_hub_or_the_head_or_is_told_missing(
     board = agent.Agent.__new__(agent.Agent)
     board._folders, board._cache, board._link = {}, fetched.Cache(tmp_path), Source(b"weights")
     board._fetching = threading.Lock()
-    spool = SimpleNamespace(lease="one", files=[], trial={"config": {"model": {"source": "hub", "path": "org/x"}}})
+    config = {"config": {"model": {"source": "hub", "path": "org/x"}}}
+    spool = SimpleNamespace(lease="one", files=[], trial=config, client=False)
     what = (
         "org/x is in the Hugging Face cache neither of this board nor of the head, and the hub cannot be reached here"
     )

@@ -256,3 +256,33 @@ def test_slots_of_agents() -> None:
     team.see([replace(BOARD, slots=4), replace(HOST, cpus=4)], {})
     assert [node.name for node in team.nodes_for(shared)] == ["h"]
     assert len(team.nodes_for(TRIAL)) == 2
+
+
+def test_a_client_is_on_the_agent_that_keeps_its_rows_and_the_leader_on_a_node() -> None:
+    rows = ("r0", "r1", "r2")
+    trial = replace(TRIAL, shared_steps=SharedSteps(0, clients=3, rows=rows))
+    boards = [replace(BOARD, node_id=f"agent:b{i}", name=f"b{i}", rows=frozenset({row})) for i, row in enumerate(rows)]
+    boards.append(replace(BOARD, node_id="agent:both", name="both", rows=frozenset({"r0", "r2"})))
+    team = Slots("", Executor(workers=4), ClusterAgents(), Claim(""))
+
+    def placed(*nodes: Node) -> list[str] | None:
+        team.see([*nodes, HOST], {})
+        found = team.clients(trial)
+        return found if found is None else [node.name for node in found]
+
+    assert placed(boards[2], boards[0], boards[1]) == ["b0", "b1", "b2"]
+    assert team.kind(trial) is None
+    leader = team.choose(trial, None)
+    assert leader is not None
+    assert leader.node == HOST, "which needs room for one process alone"
+    assert placed(*boards[:2]) is None, "it waits for the third"
+    assert team.kind(trial) == ""
+    assert team.choose(trial, "") is None
+    assert placed(boards[1], boards[3], boards[0]) is None, "one agent is one client"
+    assert placed(boards[1], boards[2], boards[3]) == ["both", "b1", "b2"]
+    assert placed(*boards[:2], replace(boards[2], leased=1)) is None, "busy"
+    assert placed(*boards[:2], replace(boards[2], version="0.0.1")) is None
+    assert placed() == [], "clients are processes of nodes"
+    assert Slots("", Executor(), ClusterAgents(), Claim("")).clients(trial) == [], "or simulated"
+    team = Slots("", Executor(workers=4, slots=3), ClusterAgents(), Claim(""))
+    assert placed(*boards[:3]) is None

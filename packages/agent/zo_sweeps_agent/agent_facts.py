@@ -13,6 +13,7 @@ from zo_sweeps.devices.probe import Host, Reading
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of an agent, and of a device profile
 SLOTS = 64
+ROWS = 1000  # files
 OFFLINE_SECONDS = 60.0  # without a request: an agent then gets no trial; its leases last longer, see `Store.reap`
 # In `Agent.refused`, of the machine and not of what it lends: why it may not join, although its key is valid; that it
 # left because its disk is full; that another machine has its key, too.
@@ -30,6 +31,7 @@ class Facts(Shape):
         profile: its device profile.
         cpus, gpus, memory_bytes, slots: what it lends, and to how many trials at a time.
         client: digest of the light client, which runs all of its trials; "": they run in PyTorch.
+        rows: fingerprints of files of rows that it keeps: it is a client of trials that have one.
         lent: "noise" and precisions that it lends, as the head found; what an agent claims is overwritten.
     """
 
@@ -41,6 +43,7 @@ class Facts(Shape):
     memory_bytes: int = item(most=2**50)
     slots: int = item(most=SLOTS)
     client: str = ""
+    rows: tuple[str, ...] = item((), entries=ROWS)
     lent: tuple[str, ...] = item(())
 
 

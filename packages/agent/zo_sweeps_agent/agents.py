@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,14 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.placement import LeaseLostError, Node
 from zo_sweeps_agent.agent_facts import Note
 from zo_sweeps_agent.lease_contents import StoredFile
-from zo_sweeps_agent.lease_files import lease_files
+from zo_sweeps_agent.lease_files import HUB, MODEL, lease_files
 from zo_sweeps_agent.leases import ENDED, OPEN, Lease, RefusedError, Store
 
 PREFIX = "agent:"  # of the node ids of agents
 OF_DRIVER = "/"  # in the name of a process of a driver, after the driver's
 NOTE_SECONDS = 30.0  # after which the note on agents is too old: its writer, on the head, has ended
 LOOK_SECONDS = 0.1  # between looks at the store
+ANSWER_SECONDS = 0.02  # ... for a client's answer, by which a round may take longer
 BUSY_SECONDS = 0.2  # to wait for another process's transaction, before the store is asked again a moment later
 STAMP_SECONDS = 5.0  # between the driver's signs of life
 Drained = tuple[list[Event], dict[str, Any] | None, bool]  # as `TrialActor.drain` returns them
@@ -54,6 +57,7 @@ def nodes(note: Note, driver: str, now: float) -> list[Node]:
             leased=sum(owner.partition(OF_DRIVER)[0] != driver for owner, _ in agent.running),
             refused=agent.refused,
             version=agent.facts.zo_sweeps,
+            rows=frozenset(agent.facts.rows),
             gpu_bytes=agent.facts.probe.memory_bytes if agent.facts.probe.kind == "cuda" else 0,
         )
         for agent in note.agents
@@ -93,6 +97,7 @@ class Proxies:
         self._opened: Store | None = None  # at first use: an actor of Ray whose constructor fails is dead for good
         self._held: dict[tuple[str, int], _Held] = {}
         self._standing: dict[str, Lease] = {}
+        self._clients: set[str] = set()  # leases of agents that are clients of trials
         self._seen = -1  # version of the store at the last look
         self._changed = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
@@ -202,6 +207,58 @@ class Proxies:
         """End all leases: the driver ends."""
         for trial_id, attempt in list(self._held):
             await self.give_up(trial_id, attempt)
+        for lease in list(self._clients):
+            await self.leave(lease)
+
+    async def follow(
+        self, agent: str, profile: str, threads: int, lease: str, trial: dict[str, Any], journal: list[Event]
+    ) -> bytes:
+        """Make `lease`, by which an agent is a client of the trial; return its first message. A repeat makes no other.
+
+        Raises LeaseLostError.
+        """
+        self._watch()
+        try:
+            files = [file for file in await asyncio.to_thread(_files, trial) if file.of in (MODEL, HUB)]
+        except UserError as error:
+            raise LeaseLostError(str(error)) from None
+        contents = agent, trial, journal, 1, files, profile, threads, lease
+        while True:
+            try:
+                await asyncio.to_thread(self._store.lease, self._driver, *contents)
+                break
+            except sqlite3.Error:
+                await asyncio.sleep(LOOK_SECONDS)
+            except RefusedError as error:
+                raise LeaseLostError(str(error)) from None
+        self._clients.add(lease)
+        return await self._answer_to(lease, 0)
+
+    async def answer(self, lease: str, number: int, question: bytes) -> bytes:
+        """Ask a client its question of this number; return the answer. A repeat asks nothing. Raises LeaseLostError."""
+        self._watch()
+        while True:
+            try:
+                await asyncio.to_thread(self._store.ask, lease, number, question)
+                return await self._answer_to(lease, number)
+            except sqlite3.Error:
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def leave(self, lease: str) -> None:
+        """End a client's lease: its trial has ended."""
+        self._clients.discard(lease)
+        await self._tell(_Held(lease), lambda one: self._store.give_up(one, "the trial has ended"))
+
+    async def _answer_to(self, lease: str, number: int) -> bytes:
+        while True:
+            with contextlib.suppress(sqlite3.Error):
+                (standing,) = self._store.standing([lease]).values()  # before the answer: none follows its end
+                if (answer := self._store.answer_to(lease, number)) is not None:
+                    return answer
+                if standing.state != OPEN:
+                    ended = self._store.outcome(lease) or {}
+                    raise LeaseLostError(standing.why or ended.get("error") or "it ended")
+            await asyncio.sleep(ANSWER_SECONDS)
 
     async def _tell(self, held: _Held, what: Callable[[str], None]) -> None:
         """Change a lease in the store, once it is not locked."""
@@ -291,11 +348,21 @@ class AgentSlot:
     """
 
     def __init__(self, proxies: Any, node: Node, threads: int) -> None:
-        self._proxies = proxies
+        self._proxies, self._lease, self._asked = proxies, "", 0
         self.run = _Method(lambda *args: proxies.run.remote(node.name, node.device, threads, *args))
         self.drain = _Method(proxies.drain.remote)
         self.stop = _Method(proxies.stop.remote)
-        self.leave = _Method(lambda: None)  # it never follows
+        self.follow = _Method(partial(self._follow, node, threads))
+        self.answer = _Method(self._answer)
+        self.leave = _Method(lambda: proxies.leave.remote(self._lease))
+
+    def _follow(self, node: Node, threads: int, trial: dict[str, Any], journal: list[Event]) -> Any:
+        self._lease, self._asked = secrets.token_hex(8), 0
+        return self._proxies.follow.remote(node.name, node.device, threads, self._lease, trial, journal)
+
+    def _answer(self, question: bytes) -> Any:
+        self._asked += 1
+        return self._proxies.answer.remote(self._lease, self._asked, question)
 
     def give_up(self, trial_id: str, attempt: int) -> None:
         """End the lease of an attempt."""

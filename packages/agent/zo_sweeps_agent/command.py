@@ -33,6 +33,8 @@ def agent(given: Sequence[str]) -> int:
     text = "memory to lend to trials; default: the profile's"
     parser.add_argument("--memory", type=float, metavar="GB", dest="memory_gb", help=text)
     parser.add_argument("--slots", type=int, default=default.slots, metavar="N", help="trials at a time; default: 1")
+    text = "a folder per task with rows that stay here: this machine is a client of federated trials with method.files"
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help=text)
     text = "the light client, built for this machine: it runs exported programs, without torch (packages/edge)"
     parser.add_argument("--client", type=Path, metavar="FILE", help=text)
     text = "authorities (PEM) of a head that has a certificate of its own; default: as the code says"

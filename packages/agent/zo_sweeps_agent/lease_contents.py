@@ -58,12 +58,14 @@ class HeldContents(Shape):
         trial: `Trial.to_json()`.
         journal: the events of earlier attempts.
         threads: of the trial's process.
+        client: whether the agent is a client of the trial, which another machine leads; else it runs the trial.
     """
 
     trial: Mapping[str, Any] = item(entries=1000)
     journal: tuple[Mapping[str, Any], ...] = item((), entries=EVENTS)
     files: tuple[StoredFile, ...] = item((), entries=FILES)
     threads: int = item(1, most=THREADS)
+    client: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class LeaseContents(Shape):
 
     Args:
         held: events of this lease that the head has.
+        client: as of `HeldContents`.
     """
 
     lease: str = item(pattern=LEASE)
@@ -82,3 +85,4 @@ class LeaseContents(Shape):
     journal: tuple[Mapping[str, Any], ...] = item((), entries=EVENTS)
     files: tuple[LeaseFile, ...] = item((), entries=FILES)
     threads: int = item(1, most=THREADS)
+    client: bool = False

@@ -64,6 +64,9 @@ CREATE TABLE IF NOT EXISTS leases (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS leases_by_state ON leases (state, agent);
 CREATE TABLE IF NOT EXISTS bodies (lease TEXT PRIMARY KEY, body TEXT);
+CREATE TABLE IF NOT EXISTS rounds (
+    lease TEXT, number INTEGER, question BLOB, answer BLOB, PRIMARY KEY (lease, number)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (lease TEXT, number INTEGER, event TEXT, PRIMARY KEY (lease, number)) WITHOUT ROWID;
 """
 
@@ -316,6 +319,7 @@ class Store:
         files: Sequence[StoredFile] = (),
         profile: str = "",
         threads: int = 1,
+        client: str = "",
     ) -> str:
         """Make a lease of one of the agent's slots; return its id.
 
@@ -325,15 +329,19 @@ class Store:
             files: as `lease_files` lists them.
             profile: the device profile that the driver chose the agent for.
             threads: of the trial's process.
+            client: the id of a lease whose agent is a client of the trial, made once; "": the agent runs it.
 
         Raises RefusedError when the agent is not online, and when it has no free slot.
         """
-        identity = secrets.token_hex(8)
-        body = json.dumps(HeldContents(trial, tuple(map(write_event, journal)), tuple(files), threads).to_json())
+        identity = client or secrets.token_hex(8)
+        held = HeldContents(trial, tuple(map(write_event, journal)), tuple(files), threads, bool(client))
+        body = json.dumps(held.to_json())
         label = trial.get("label") or trial["trial_id"]
         row = (identity, agent, driver, trial["trial_id"], attempt, label, time.time(), OPEN, profile)
         columns = "id, agent, driver, trial_id, attempt, label, made, state, profile"
         with self.transaction():
+            if client and self._one("SELECT id FROM leases WHERE id = ?", (client,)):
+                return client
             known = self.agent(agent)
             if known is None or not known.is_online(time.time()):
                 raise RefusedError(f"{agent} is not online")
@@ -376,6 +384,16 @@ class Store:
         """End a lease that its driver no longer wants."""
         with self.transaction():
             self._end(why, "id = ?", lease)
+
+    def ask(self, lease: str, number: int, question: bytes) -> None:
+        """Ask the agent of a client's lease a question, the next one after `number` - 1. A repeat changes nothing."""
+        with self.transaction():
+            self._db.execute("INSERT OR IGNORE INTO rounds VALUES (?, ?, ?, NULL)", (lease, number, question))
+
+    def answer_to(self, lease: str, number: int) -> bytes | None:
+        """Return a client's answer to a question, to 0 that it is ready; None while there is none."""
+        row = self._one("SELECT answer FROM rounds WHERE lease = ? AND number = ?", (lease, number))
+        return None if row is None else row[0]
 
     # --- leases: the agent's side
 
@@ -440,6 +458,33 @@ class Store:
                 self._db.execute("UPDATE leases SET state = ?, outcome = ?, closed = ? WHERE id = ?", closed)
             return received
 
+    def answered(self, lease: str, agent: str, number: int, answer: bytes) -> None:
+        """Keep an agent's answer to a question of its lease; the first one stays. To question 0, it is ready.
+
+        Raises UnknownLeaseError, LeaseOverError, and GapError for a question that was not asked.
+        """
+        with self.transaction():
+            known = self.lease_of(lease, agent)
+            if known.state != OPEN:
+                raise LeaseOverError(known.why or "the lease has ended")
+            if number == 0:
+                self._db.execute("INSERT OR IGNORE INTO rounds VALUES (?, 0, x'', NULL)", (lease,))
+            kept = self._db.execute(
+                "UPDATE rounds SET answer = coalesce(answer, ?) WHERE lease = ? AND number = ?", (answer, lease, number)
+            )
+            if not kept.rowcount:
+                raise GapError(f"question {number} was not asked", number)
+            self._db.execute("UPDATE leases SET up = up + ? WHERE id = ?", (len(answer), lease))
+
+    def questions(self, lease: str, after: int) -> tuple[int, bytes]:
+        """Return the number of a lease's last question, and all after number `after` in one: it goes on where they do.
+
+        Of a client that begins again, that is the whole log.
+        """
+        query = "SELECT number, question FROM rounds WHERE lease = ? AND number > ? ORDER BY number"
+        rows = self._all(query, (lease, after))
+        return (rows[-1][0] if rows else after), b"".join(row[1] for row in rows)
+
     def reap(self, lease_seconds: float, since: float) -> None:
         """End the leases whose agent or driver was silent for too long; forget leases that were closed long ago.
 
@@ -463,7 +508,7 @@ class Store:
                 elif silent > lease_seconds:
                     self._end(f"{agent} was not heard of for {lease_seconds / 60:g} min", "id = ?", lease)
             old = self._all("SELECT id FROM leases WHERE state != ? AND closed < ?", (OPEN, now - KEEP_SECONDS))
-            for table, column in (("events", "lease"), ("bodies", "lease"), ("leases", "id")):
+            for table, column in (("events", "lease"), ("rounds", "lease"), ("bodies", "lease"), ("leases", "id")):
                 self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", old)
 
     def _end(self, why: str, where: str, value: str, *, blameless: bool = False) -> None:

@@ -13,6 +13,7 @@ from zo_sweeps_agent.lease_contents import LEASE
 
 PEM = 100_000  # characters of a certificate, or of a chain
 EVENTS = 20_000  # per message
+QUESTION = "Zo-Question"  # header: the number of the question in the answer to POST /v1/leases/ID/answers/NUMBER
 LEASES = 1000  # in an answer to the poll
 
 

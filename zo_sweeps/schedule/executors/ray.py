@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from zo_sweeps.methods.executor import Executor
 from zo_sweeps.schedule import ray_private
 from zo_sweeps.schedule.backend import COLD, FLUSH_SECONDS, NO_SLOT, RUN_TRIAL, WARM, Deliver, Finished, Lost, Progress
 from zo_sweeps.schedule.fairness import Claim
-from zo_sweeps.schedule.placement import no_room, of_weights, processes, reason
+from zo_sweeps.schedule.placement import Node, no_room, of_weights, processes, reason
 from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
 from zo_sweeps.schedule.ray_slots import Slot, Slots
 
@@ -104,8 +105,13 @@ class RayBackend:
         self._refresh()
 
     def refusal(self, trial: Trial) -> str:
-        nodes = self._slots.nodes_for(trial)
-        return reason(trial.needs, nodes, self._cpus) or no_room(self._options, trial, nodes)
+        nodes, count = self._slots.nodes_for(trial), processes(self._options, trial)
+        why = reason(trial.needs, nodes, self._cpus)
+        if why or (self._slots.clients(trial) != [] and (self._options.slots or count) >= count):
+            return why
+        rows = trial.shared_steps is not None and trial.shared_steps.rows
+        why = no_room(self._options, trial, nodes)
+        return f"{why}, and no agent keeps a client's rows (agent join --data FOLDER)" if why and rows else why
 
     def fit(self, trial: Trial) -> int:
         early = self.grows and time.monotonic() - self._joined < FIRST_SECONDS
@@ -117,8 +123,9 @@ class RayBackend:
 
     def submit(self, trial: Trial, journal: list[Event], attempt: int) -> str:
         kind = self._slots.kind(trial)
+        agents: Sequence[Node | None] = self._slots.clients(trial) or [None] * (processes(self._options, trial) - 1)
         slot = self._slots.take(trial, attempt, kind)
-        slot.followers = [self._slots.take(trial, attempt, kind) for _ in range(processes(self._options, trial) - 1)]
+        slot.followers = [self._slots.take(trial, attempt, kind, agent) for agent in agents]
         if self._slots.others:
             self._refreshed = 0.0  # they are to know
         slot.actor.run.remote(trial.to_json(), journal, attempt, self._sharing(slot, journal))

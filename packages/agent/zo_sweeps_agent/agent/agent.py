@@ -98,6 +98,7 @@ class Agent:
         lent: what it lends.
         say: prints a line.
         client: the light client, which runs all trials; None: they run in PyTorch.
+        data: the folder of rows that stay here, of which it is a client; None: there is none.
         target: the RunTrial, as "module:function".
     """
 
@@ -109,10 +110,11 @@ class Agent:
         lent: here.Lending,
         say: Say,
         client: Path | None = None,
+        data: Path | None = None,
         target: str = TARGET,
     ) -> None:
         self._root, self._registration, self._device, self._lent, self._say = root, registration, device, lent, say
-        self._client = client
+        self._client, self._data = client, data
         self._meter = EnergyMeter.of("cuda" if lent.gpus else "cpu")
         self._link = registration.link(root)
         self._place = {"node": registration.name, "profile": device.name}
@@ -321,6 +323,8 @@ class Agent:
                 return
 
     def _files(self, spool: Spool) -> dict[str, Path]:
+        if spool.client and self._data is None:
+            raise UserError("this board has no rows of its own", fix="start its agent with --data FOLDER")
         by_part: dict[str, list[LeaseFile]] = {}
         for file in spool.files:
             by_part.setdefault(file.of, []).append(file)
@@ -339,6 +343,8 @@ class Agent:
             for part, files in by_part.items():
                 keep = {folder for folders in tuple(self._folders.values()) for folder in tuple(folders.values())}
                 got[part] = self._cache.folder(self._link, spool.lease, files, keep)
+            if spool.client and self._data is not None:
+                got["data"] = self._data
         return got
 
     def _started(self, ready: _Ready) -> None:

@@ -41,6 +41,7 @@ class AgentOptions:
         name: to register under; "": the host's.
         cpus, memory_gb, slots: CPUs, memory and trials at a time to lend; None: all CPUs, the profile's memory.
         client: the light client, built for this machine: it runs all trials, and torch is not needed.
+        data: a folder per task with rows that stay here; None: it has none of its own.
         authorities: file of the authorities to trust, for a head with a certificate of its own; None: as the code says.
         config_dirs: folders with device profiles of the user's own.
         also: further addresses of the head; none: those given before.
@@ -54,6 +55,7 @@ class AgentOptions:
     memory_gb: float | None = None
     slots: int = 1
     client: Path | None = None
+    data: Path | None = None
     authorities: Path | None = None
     config_dirs: Sequence[str] = field(default=())
     also: Sequence[str] = field(default=())
@@ -66,6 +68,7 @@ class AgentOptions:
         words += ["--memory", f"{self.memory_gb:g}"] if self.memory_gb else []
         words += ["--slots", str(self.slots)] if self.slots > 1 else []
         words += ["--client", str(self.client.expanduser().absolute())] if self.client else []
+        words += ["--data", str(self.data.expanduser().absolute())] if self.data else []
         return words + [word for one in self.config_dirs for word in ("--config-dir", str(Path(one).absolute()))]
 
 
@@ -85,7 +88,10 @@ def join(state_dir: Path, options: AgentOptions, say: Say) -> int:
     if client is not None and (device.is_phone or not device.runs_programs):
         what = f"the light client runs exported programs alone, and {device.name} is not a device for these"
         raise UserError(what, where="--device", fix=f"use --device {PROGRAMS}, or a profile with runtime: executorch")
-    lent = lending(device, options.cpus, options.memory_gb, options.slots)
+    data = None if options.data is None else options.data.expanduser().absolute()
+    if client is not None and data is not None:
+        raise UserError("the light client reads no rows of its own", where="--data", fix="leave --client or --data out")
+    lent = lending(device, options.cpus, options.memory_gb, options.slots, data)
     if registration is None:
         name = sanitised(options.name or socket.gethostname())
         code = codes.parse(options.code)
@@ -93,7 +99,7 @@ def join(state_dir: Path, options: AgentOptions, say: Say) -> int:
         say(f"registered with {registration.url} as {registration.name}; its key is {folder / 'key.pem'} (mode 0600)")
     if options.also:
         registration = keys.also(folder, registration, options.also)
-    return Agent(folder, registration, device, lent, say, client).run()
+    return Agent(folder, registration, device, lent, say, client, data).run()
 
 
 def install_service(state_dir: Path, options: AgentOptions, say: Say, *, only_print: bool) -> int:

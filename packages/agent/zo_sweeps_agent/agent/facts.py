@@ -12,13 +12,13 @@ import yaml
 
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.core.files import conf_dir
+from zo_sweeps.core.files import conf_dir, reading
 from zo_sweeps.devices.probe import Host
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
 from zo_sweeps_agent.agent import light
 from zo_sweeps_agent.agent.examiner import Examiner
-from zo_sweeps_agent.agent_facts import Facts
+from zo_sweeps_agent.agent_facts import ROWS, Facts
 
 DEV = Path("/dev")
 
@@ -31,12 +31,14 @@ class Lending:
         cpus, gpus: their numbers.
         memory_bytes: main memory.
         slots: trials at a time.
+        rows: fingerprints of the files of rows that stay here.
     """
 
     cpus: int
     gpus: int
     memory_bytes: int
     slots: int
+    rows: tuple[str, ...] = ()
 
 
 def profile(name: str, folders: list[str]) -> Device:
@@ -53,14 +55,30 @@ def profile(name: str, folders: list[str]) -> Device:
     return read(Device, yaml.safe_load(known[name].read_text(encoding="utf-8")), "device")
 
 
-def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: int) -> Lending:
-    """Return what to lend: all CPUs, the profile's memory and a GPU per slot, where nothing else is asked for."""
+def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: int, data: Path | None = None) -> Lending:
+    """Return what to lend: all CPUs, the profile's memory and a GPU per slot, where nothing else is asked for.
+
+    Args:
+        data: a folder per task with files of rows that stay here. Raises UserError if there is none in it.
+    """
     own = psutil.virtual_memory().total
     wanted = memory_gb if memory_gb is not None else device.memory_gb
     memory = own if wanted is None else min(int(wanted * 10**9), own)
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = 0 if device.cpu else max(1, min(slots, len(list(DEV.glob("nvidia[0-9]*")))))
-    return Lending(cpus or there, gpus, memory, slots)
+    return Lending(cpus or there, gpus, memory, slots, () if data is None else _rows(data))
+
+
+def _rows(data: Path) -> tuple[str, ...]:
+    from zo_sweeps.tasks.data import fingerprint_rows
+
+    with reading():
+        files = sorted(data.glob("*/*.jsonl"))
+        rows = tuple(fingerprint_rows(file.read_bytes()) for file in files)
+    if not 0 < len(rows) <= ROWS:
+        fix = f"put the rows into FOLDER/TASK/NAME.jsonl, {ROWS} files at most"
+        raise UserError(f"{len(rows)} files of rows in {data}", where="--data", fix=fix)
+    return rows
 
 
 def facts(device: Device, lent: Lending, host: Host, client: Path | None = None) -> Facts:

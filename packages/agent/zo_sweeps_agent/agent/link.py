@@ -18,7 +18,7 @@ import httpx2
 
 from zo_sweeps.core.document import MalformedError, S
 from zo_sweeps.core.errors import UserError
-from zo_sweeps_agent.protocol import Refusal
+from zo_sweeps_agent.protocol import QUESTION, Refusal
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 40.0  # a long poll takes 25 s
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # between attempts to reach the head
@@ -90,6 +90,18 @@ class Link:
         text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
         return self._call("POST", path, content=text, headers={"Content-Type": "application/json"})
 
+    def answer(self, path: str, body: bytes) -> tuple[int, bytes] | None:
+        """Send the answer to a question; return the next one's number and bytes, None if there is none yet."""
+        headers = {"Content-Type": "application/octet-stream"}
+        answer = self._answer("POST", path, content=body, headers=headers)
+        if answer.status_code != 200:
+            _checked(answer)
+            return None
+        number = answer.headers.get(QUESTION, "")
+        if not number.isdigit():
+            raise UnreachableError("its question has no number")
+        return int(number), answer.content
+
     @contextmanager
     def bytes_from(self, path: str, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
         """Open a file at the head from byte `start` on; yield the byte that it begins with, and its parts."""
@@ -107,11 +119,13 @@ class Link:
         self._client.close()
 
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        return _checked(self._answer(method, path, **options))
+
+    def _answer(self, method: str, path: str, **options: Any) -> httpx2.Response:
         try:
-            answer = self._client.request(method, path, **options)
+            return self._client.request(method, path, **options)
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from None
-        return _checked(answer)
 
     def _unreachable(self, error: Exception) -> UnreachableError:
         self._client.base_url = next(self._urls)

@@ -42,7 +42,7 @@ class Spool:
     Attributes:
         lease: its id.
         acknowledged: how many of its events the head has. Not on disk: the head ignores events that it has already.
-        trial, trial_id, label, attempt, threads, files: as the head sent them.
+        trial, trial_id, label, attempt, threads, files, client: as the head sent them.
 
     Raises UserError if the folder is incomplete or damaged.
     """
@@ -55,6 +55,7 @@ class Spool:
             self.trial, self.trial_id = contents.trial, contents.trial_id
             self.label = CONTROL.sub("?", str(self.trial.get("label", "")))  # it is printed
             self.attempt, self.threads, self.files = contents.attempt, contents.threads, contents.files
+            self.client = contents.client
             self._base = [*map(read_event, contents.journal)]
         except (OSError, ValueError) as error:
             raise UserError(f"damaged lease ({type(error).__name__})", where=str(folder)) from None
@@ -175,9 +176,10 @@ def _beyond(root: Path, contents: LeaseContents) -> list[Event]:
     """Return the events that this board has of the trial beyond the journal of its new lease, of the longest spool.
 
     Only of a spool that begins with this journal: else another machine has gone on from an earlier event. The end of an
-    attempt that was stopped is left out. A run of the light client that scores a split has its own end.
+    attempt that was stopped is left out. A run of the light client that scores a split has an end of its own,
+    and so has a client.
     """
-    if contents.trial.get("client"):
+    if contents.client or contents.trial.get("client"):
         return []
     journal = [text for text, _ in _marks([*map(read_event, contents.journal)])]
     best: list[Event] = []

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -168,19 +169,61 @@ def here(trial: Mapping[str, Any], folders: Mapping[str, str]) -> Trial:
 
 def run_checked(trial: Trial, *args: Any, **options: Any) -> Outcome:
     """Run a trial as `run_trial` does, if a model in a folder is the trial's own; else raise UserError."""
-    from zo_sweeps.methods.trial_config import texts_of
-    from zo_sweeps.models.identity import fingerprint_model
     from zo_sweeps.run.run_trial import run_trial
 
+    checked(trial)
+    return run_trial(trial, *args, **options)
+
+
+def checked(trial: Trial) -> None:
+    """Raise UserError unless a model in a folder is the trial's own, and its rows and texts are below their folder."""
+    from zo_sweeps.methods.trial_config import texts_of
+    from zo_sweeps.models.identity import fingerprint_model
+
     config = TrialConfig.of(trial.config)
-    for name, _ in texts_of(config):
-        inside(name)  # of the data that the head sent
+    for name in (config.task.folder, *(name for name, _ in texts_of(config))):
+        inside(name)
     model = config.model
     wanted = model.fingerprint
     from_hub = wanted.startswith("hf:")  # whose identity is its name; the digests of its files were checked
     if model.source is ModelSource.LOCAL and not from_hub and (found := fingerprint_model(model)) != wanted:
         raise UserError(f"the model here is {found}, and the trial's is {wanted}", where=str(model.path))
-    return run_trial(trial, *args, **options)
+
+
+def answer_rounds(trial: Trial, journal: Sequence[Event], spool: Spool, should_stop: Callable[[], bool]) -> None:
+    """Be a client of a trial that the head leads, until the lease is over: its questions down, losses of own rows up.
+
+    A process that begins again is asked all that was asked, in one question, and thereby has the others' weights.
+    """
+    from zo_sweeps.run.run_trial import Following
+    from zo_sweeps_agent.agent import keys
+    from zo_sweeps_agent.agent.link import Backoff, HeadRefusedError, UnreachableError
+
+    root, backoff = spool.folder.parents[1], Backoff()
+    registration = keys.read(root)
+    if registration is None:
+        raise UserError("this machine is not registered any more", where=str(root))
+    checked(trial)
+    link, following = registration.link(root), Following(trial, journal)
+    number, answer = 0, following.ready
+    try:
+        while not should_stop():
+            try:
+                question = link.answer(f"/v1/leases/{spool.lease}/answers/{number}", answer)
+            except UnreachableError as error:
+                time.sleep(backoff.wait(error))
+                continue
+            except HeadRefusedError:  # the lease is over, as the agent hears, too
+                break
+            backoff.reset()
+            if question is not None:
+                number, answer = question[0], following.answer(question[1])
+    except ValueError as error:  # a question that is none
+        raise UserError(f"the head asked what it cannot: {error}") from error
+    finally:
+        following.leave()
+        link.close()
+    spool.cancel()
 
 
 def run(target: str, words: Mapping[str, Any], should_stop: Callable[[], bool]) -> None:
@@ -197,6 +240,9 @@ def run(target: str, words: Mapping[str, Any], should_stop: Callable[[], bool]) 
             sys.modules["torch"].set_num_threads(spool.threads)
         try:
             trial, journal = here(spool.trial, words["folders"]), spool.journal
+            if spool.client:
+                answer_rounds(trial, journal, spool, should_stop)
+                return
         except UserError as error:
             spool.lose(str(error))
             return

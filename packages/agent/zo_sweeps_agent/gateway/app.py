@@ -23,6 +23,7 @@ from zo_sweeps_agent.gateway.exchange import ProblemError, refuse
 from zo_sweeps_agent.gateway.identity import Authority
 from zo_sweeps_agent.gateway.joins import Joins
 from zo_sweeps_agent.gateway.presence import Presence
+from zo_sweeps_agent.gateway.questions import Questions
 from zo_sweeps_agent.gateway.trials import Trials
 from zo_sweeps_agent.gateway.work import OpenWork
 from zo_sweeps_agent.gateway.writer import Writer
@@ -76,6 +77,7 @@ class GatewayApp:
             self._work,
             Trials(reads, self._write),
             Downloads(reads, self._write, self._presence),
+            Questions(reads, self._write, self._admission, self._presence),
         )
 
     def application(self) -> web.Application:

@@ -41,7 +41,7 @@ class Trials:
         held = self._store.contents(lease.id)
         files = tuple(file.announced for file in held.files)
         standing = (lease.id, lease.trial_id, lease.attempt, lease.received)
-        response = answer(LeaseContents(*standing, held.trial, held.journal, files, held.threads))
+        response = answer(LeaseContents(*standing, held.trial, held.journal, files, held.threads, held.client))
         size = len(response.body) if isinstance(response.body, bytes) else 0
         response.enable_compression()
         await self._write(lambda store: store.sent(lease.id, size))
