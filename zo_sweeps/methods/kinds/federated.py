@@ -31,10 +31,11 @@ class Federated(ZerothOrder):
     client with others is left out.
 
     Bytes: a client sends 4 per point and local step, and receives 8 per coefficient of every step of the run before
-    its round. Source: shared directions, Li et al., Achieving dimension-free communication in federated learning via
-    zeroth-order optimization (DeComFL), 2024; own ones, with perturbation=seed_pool, Qin et al., Federated
-    full-parameter tuning of billion-sized language models with communication cost under 18 kilobytes (FedKSeed), 2023,
-    with uniform probabilities. Raises UserError for more clients present than there are, and for `files` in a folder.
+    its round. After the last one, processes receive the rest, and send the SHA-256 of their weights. Source: shared
+    directions, Li et al., Achieving dimension-free communication in federated learning via zeroth-order optimization
+    (DeComFL), 2024; own ones, with perturbation=seed_pool, Qin et al., Federated full-parameter tuning of
+    billion-sized language models with communication cost under 18 kilobytes (FedKSeed), 2023, with uniform
+    probabilities. Raises UserError for more clients present than there are, and for `files` in a folder.
     """
 
     runner: ClassVar[str] = "zo_sweeps.run.rounds:Rounds"
