@@ -166,7 +166,10 @@ def test_clients_that_send_garbage_pose_as_others_or_have_other_rows_are_named_a
     assert found.state is TrialState.SUCCEEDED, found.error
     there, planned = (hashlib.sha256(one).hexdigest()[:32] for one in (file.read_bytes(), rows))
     other_rows = f"it takes no part: rows with SHA-256 {there}, planned with {planned}, in {file}; restore the file"
-    assert [event.reason.partition(", or")[0] for event in only(PeerLost, journal)] == [
+    *named, last = (event.reason.partition(", or")[0] for event in only(PeerLost, journal))
+    assert last.startswith("client 0: the SHA-256 of its weights is 00000000caf2"), "it sent losses for that, too"
+    assert found.metrics["clients_equal"] == 1
+    assert named == [
         "client 1: a loss is not finite at step 1",
         "client 2: 2 losses, not 3 for each of 1 local steps",
         "client 3: 4 losses, not 3 for each of 1 local steps",
