@@ -42,7 +42,7 @@ class Federated(OfClients, ZerothOrder):
     point. DPZero clips differences of losses, 2 eps times these, draws minibatches in secret and noises at the server.
 
     Bytes: a client sends 4 per point and local step (with noise, per coefficient), and receives 8 per coefficient of
-    every step of the run before its round. After the last one, processes receive the rest, and send the SHA-256 of their
+    every step of the run before its round. After the last, processes receive the rest, and send the SHA-256 of their
     weights. Source: shared directions, Li et al., Achieving dimension-free communication in federated learning via
     zeroth-order optimization (DeComFL), 2024; own ones, with perturbation=seed_pool, Qin et al., Federated
     full-parameter tuning of billion-sized language models with communication cost under 18 kilobytes (FedKSeed), 2023;
