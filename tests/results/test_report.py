@@ -117,7 +117,7 @@ def test_a_cell_links_to_the_page_of_its_trial_and_the_page_to_the_report_its_se
     assert {plan.every[i].label[-1] for i in others & {*plan.every}} == {"1", "2"}, "the other seeds"
     scores, settings, *_ = Reader(text).tables
     assert ["estimator.q", "4"] in settings
-    assert ["dev", "10", "", "0.5000", "80.0", "selected"] in scores
+    assert ["dev", "10 (selected)", "", "0.5000", "80.0"] in scores
     assert f"{COMMAND} --rerun {one}" in Reader(text).text
     (_, loss, *_), config = Page(text).all("figcaption"), json.loads(Page(text).all("pre")[-1][1])
     assert loss[1] == "Dev accuracy (%): 80 to 80; to step 20"
@@ -162,7 +162,7 @@ def test_a_report_of_a_sweep_that_runs_is_loaded_again_and_says_what_runs(
     assert Page(text).faults() == []
     again = [given["content"] for given, _ in Page(text).all("meta") if given.get("http-equiv") == "refresh"]
     assert again == [str(report.REFRESH)]
-    assert ["ZO · <now>", "7/20", "host-b", "2 min"] in [row for table in Reader(text).tables for row in table]
+    assert ["7/20", "2 min", "host-b", "ZO · <now>"] in [row for table in Reader(text).tables for row in table]
     assert "refresh" not in report.html(plan, composer, standing, COMMAND)
 
 

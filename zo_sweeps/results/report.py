@@ -131,7 +131,7 @@ def html(
             *([(f"{trials}{LIST}", "Trials")] if trials else []),
         ],
         live=live,
-        running=[(it.label, f"{it.step}/{it.steps}", it.node, duration(it.seconds)) for it in live.running]
+        running=[(f"{it.step}/{it.steps}", duration(it.seconds), it.node, it.label) for it in live.running]
         if live
         else [],
         left=duration(live.seconds_left) if live else "",

@@ -170,10 +170,17 @@ def _sweep(
     name = sweep.command.sweep_id[:8]
     stem = f"{re.sub(UNSAFE, '-', plan.name)}-{name}"
     href, folder = f"{REPORTS}/{stem}.html", f"{stem}_trials"
-    links = {"assets": f"../{ASSETS}", "index": f"../{INDEX}", "trials": f"{folder}/"}
     of_trials = TrialPages(plan, standing, str(reading.command), f"../{stem}.html", f"../../{ASSETS}")
     trials = {f"{REPORTS}/{folder}/{i}.html": partial(of_trials.page, i) for i in of_trials.ran}
-    page = report.html(plan, composer, standing, str(reading.command), **links)
+    page = report.html(
+        plan,
+        composer,
+        standing,
+        str(reading.command),
+        assets=f"../{ASSETS}",
+        index=f"../{INDEX}",
+        trials=f"{folder}/",
+    )
     when = report.dates(plan, standing)
     card = {
         "href": href,

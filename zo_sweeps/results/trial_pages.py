@@ -36,7 +36,7 @@ from zo_sweeps.tables.text_cells import plain
 COLUMNS = ("trial", "state", "selected step", "dev loss", "test", "seconds", "id")
 COMMANDS = ("status {}", "answers {}", "export {} --out adapter")
 PARTS = (*((part.metric, part.value, text) for part, text in MEANINGS.items()), (TOTAL, "total", METRICS[TOTAL]))
-SPLITS, MARK = ("dev", "test"), "selected"
+SPLITS, MARK = ("dev", "test"), " (selected)"
 WIDTH, HEIGHT, EDGE = 320, 120, 4  # of a drawn curve
 CLOCK = 0.001  # seconds, to which a file system keeps a time
 
@@ -180,12 +180,12 @@ def _line(plan: Plan, standing: Standing, trial: Trial) -> tuple[str, ...]:
 
 
 def _scores(metric: Metric, facts: TrialFacts, selected: int) -> list[tuple[str, ...]]:
-    """Return a line per evaluation: split, step, rows, loss, metric, and a mark at the selected step."""
+    """Return a line per evaluation: split, step, with a mark if it is the selected one, rows, loss, metric."""
     rows = {split: f"{facts.metrics[key]:.0f}" for split in SPLITS if (key := f"{split}_rows") in facts.metrics}
     return [
-        (it.split, str(it.step), rows.get(it.split, ""), f"{it.loss:.4f}", metric.printed(it.metric), mark)
+        (it.split, f"{it.step}{MARK * (it.step == selected)}", rows.get(it.split, ""), f"{it.loss:.4f}", printed)
         for it in facts.evaluations
-        for mark in [MARK * (it.step == selected)]
+        for printed in [metric.printed(it.metric)]
     ]
 
 
