@@ -22,7 +22,10 @@ def make(*overrides: str, folders: Sequence[str] = ()) -> Trial:
     """One trial of the quickstart grid's shape: its first ZO block, and a tiny model, unless others are given."""
     model = () if any(text.startswith("model=") for text in overrides) else TINY
     given = ["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]", *SMALL, *model, *overrides]
-    left_out = [f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")]
+    left_out = [
+        f"~grid.blocks.{name}"
+        for name in ("zero_shot", "fo_full", "mezo", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")
+    ]
     own = any(
         text.startswith(("model=", "data.", "gradients.text=")) for text in overrides
     )  # files that a test may change
