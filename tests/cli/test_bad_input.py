@@ -270,7 +270,7 @@ def test_a_plan_makes_no_folder_and_lists_trials(place: Path, capsys: pytest.Cap
     before = sorted(place.iterdir())
     assert main(["plan", "+grid=quickstart", "--trials"]) == 0
     text = capsys.readouterr().out
-    assert "17 trials (18 table entries), 17 can run here" in text
+    assert "25 trials (26 table entries), 25 can run here" in text
     assert "ZO-LoRA-FA (q=4) · Movie remarks · lr 0.1 · seed 1" in text
     assert sorted(place.iterdir()) == before
 

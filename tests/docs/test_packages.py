@@ -93,7 +93,7 @@ def zo(installed: Path, cwd: Path, *words: str) -> str:
 
 def test_the_installed_command_plans_in_any_folder(installed: Path, tmp_path: Path) -> None:
     """Grids, the demo model and its task come from the wheel: their fingerprints are in the plan."""
-    assert "17 trials" in zo(installed, tmp_path, "plan")
+    assert "25 trials" in zo(installed, tmp_path, "plan")
 
 
 @pytest.mark.slow

@@ -45,20 +45,20 @@ def measured(trial: Trial) -> dict[str, float]:
 
 def test_a_sweep_of_a_part_of_the_grid_is_not_complete_and_says_of_what_it_is_a_part() -> None:
     part = progress(OWN, ("update.lr=0.1", "grid.seeds=[0]"), metrics=measured)
-    assert part.state == ("1 of 13 cells, 3 of 17 trials (3 of 9 settings and 1 of 2 seeds), 6 with other settings"), (
-        "the learning rate 0.1 is none of the rows' of backpropagation; the untrained model is the same for every seed"
-    )
+    assert part.state == (
+        "1 of 19 cells, 3 of 25 trials (3 of 13 settings and 1 of 2 seeds), 12 with other settings"
+    ), "the learning rate 0.1 is none of MeZO's and backpropagation's; the untrained model is the same for every seed"
     assert progress(OWN, (), metrics=measured).state == "complete"
     assert progress(OWN, (), metrics=lambda trial: {}).state == "not run"
     some = progress(OWN, (), metrics=lambda trial: measured(trial) if "seed 0" in trial.label else {})
-    assert some.state == "0 of 13 cells, 8 of 17 trials (8 of 9 settings and 1 of 2 seeds)"
+    assert some.state == "0 of 19 cells, 12 of 25 trials (12 of 13 settings and 1 of 2 seeds)"
 
 
 def test_every_sweep_of_a_folder_counts_and_what_one_left_out_another_may_have() -> None:
-    without = "~grid.blocks.fo_lora_fa", "~grid.blocks.fo_lora_fa_layerwise"
+    without = [f"~grid.blocks.{block}" for block in ("fo_full", "mezo", "fo_lora_fa", "fo_lora_fa_layerwise")]
     both = ("grid.seeds=[0]", "~grid.blocks.zo_lora_fa_q4"), ("grid.seeds=[1]", "~grid.blocks.zo_lora_fa_q4")
     rest = ("update.lr=0.1,0.3,1", *without, "~grid.tables.runtime", "~grid.tables.memory")
-    assert progress(OWN, *both, metrics=measured).state == "10 of 13 cells, 11 of 17 trials (6 of 9 settings)"
+    assert progress(OWN, *both, metrics=measured).state == "16 of 19 cells, 19 of 25 trials (10 of 13 settings)"
     assert progress(OWN, *both, rest, metrics=measured).state == "complete"
     assert progress(OWN, rest, *both, metrics=measured).state == "complete"
 

@@ -25,7 +25,10 @@ def test_models_whose_every_weight_is_backpropagated_to_are_divided(method: str,
 @pytest.mark.parametrize("gpus", [1, 3])
 def test_the_plan_says_how_many_gpus_hold_a_trial(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]", *SMALL, *TINY, "device=auto"]
-    left_out = [f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")]
+    left_out = [
+        f"~grid.blocks.{name}"
+        for name in ("zero_shot", "fo_full", "mezo", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")
+    ]
     deep = ["model.arch.num_hidden_layers=8", "method=fo_full", "update.lr=1e-4", "grid.tables={}"]
     plan: Plan = build(Composer([*options, *left_out, *deep]))
     (trial,) = plan.trials

@@ -17,7 +17,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 
 COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed); the others: tests/papers/test_grids
-    "quickstart": (17, 18),
+    "quickstart": (25, 26),
     "demo_sst2": (40, 42),
     "methods": (312, 320),
     "precisions": (220, 228),
@@ -180,7 +180,7 @@ def test_the_command_line_wins_over_the_scale_and_the_scale_over_the_grid() -> N
         planned = configs(named("quickstart", *overrides), "zo_lora_fa_q4")
         return {(config.train.steps, config.train.eval_every, config.split.dev) for config in planned}
 
-    assert sizes() == {(150, 50, 500)}
+    assert sizes() == {(60, 30, 500)}
     assert sizes("scale=smoke") == {(4, 2, 16)}
     assert sizes("scale=smoke", "train.steps=6", "split.dev=9") == {(6, 2, 9)}
     assert sizes("train.steps=6") == {(6, 6, 500)}, "evaluation is at the last step at the latest"

@@ -21,9 +21,9 @@ def test_a_removed_block_is_no_row_and_no_series_and_what_shows_nothing_else_is_
     composer = Composer(["+grid=quickstart", "~grid.blocks.fo_lora_fa"])
     found = readout.tables(build(composer), composer, Standing())
     assert [[block for block, _ in table.rows] for table in found] == [
-        ["zero_shot", "fo_lora_fa_layerwise", "zo_lora_fa_q1", "zo_lora_fa_q4"],
-        ["fo_lora_fa_layerwise", "zo_lora_fa_q1", "zo_lora_fa_q4"],
-        ["fo_lora_fa_layerwise", "zo_lora_fa_q1", "zo_lora_fa_q4"],
+        ["zero_shot", "fo_full", "mezo", "fo_lora_fa_layerwise", "zo_lora_fa_q1", "zo_lora_fa_q4"],
+        ["fo_full", "mezo", "fo_lora_fa_layerwise", "zo_lora_fa_q1", "zo_lora_fa_q4"],
+        ["fo_full", "mezo", "fo_lora_fa_layerwise", "zo_lora_fa_q1", "zo_lora_fa_q4"],
     ]
     every = named("prge_fig3").grid
     gone = next(iter(every.blocks))

@@ -67,7 +67,9 @@ def test_a_grid_in_which_nothing_agrees_is_refused_with_the_way_out() -> None:
 
 def test_a_method_promises_the_members_that_its_preset_chooses() -> None:
     plan = named("quickstart", "perturbation=rademacher")
-    assert rows(plan) == ["Zero-shot", "FO-LoRA-FA", "FO-LoRA-FA, layer by layer"], "they draw no directions"
+    assert rows(plan) == ["Zero-shot", "FO-Adam, full", "FO-LoRA-FA", "FO-LoRA-FA, layer by layer"], (
+        "they draw no directions"
+    )
     assert set(named("quickstart", "perturbation=gaussian").every) == set(named("quickstart").every)
 
 
@@ -260,7 +262,7 @@ def test_a_row_that_names_its_device_keeps_what_computes_it() -> None:
     assert rows(relabelled)[0] == f"PyTorch, sequential → {engine}"
     with pytest.raises(UserError, match=r"no row of grid bytebots_frameworks agrees with device\.form=dual"):
         named("bytebots_frameworks", "device.form=dual")
-    assert len(rows(named("quickstart", engine))) == 5, "its rows name no device"
+    assert len(rows(named("quickstart", engine))) == 7, "its rows name no device"
 
 
 def test_a_row_named_by_its_form_keeps_it_on_another_device() -> None:

@@ -68,7 +68,9 @@ def test_a_column_of_what_all_trials_share_is_left_out() -> None:
     for trials, more in (((one,), set()), ((one, two), {"params.`estimator.eps`", "tags.`zo.task`"})):
         columns = json.loads(views.view_tags("5weeb", trials)["mlflow.sharedViewState.5weeb-trials"])["selectedColumns"]
         assert {column for column in columns if "eps" in column or "task" in column} == more
-    unused = named("quickstart").trials  # backpropagation has no eps, though its configuration has the default
+    unused = named(
+        "quickstart", "~grid.blocks.mezo"
+    ).trials  # backpropagation has no eps, though its configuration has the default
     assert "estimator.eps" not in views.view_tags("5weeb", unused)["mlflow.sharedViewState.5weeb-trials"]
 
 

@@ -103,6 +103,8 @@ def test_rows_of_earlier_results_stand_below_and_leave_those_of_today_as_they_ar
     accuracy = text.partition("Accuracy (%)")[2].partition("\n\n")[0].splitlines()[2:]
     assert [(line.rpartition("  ")[0].strip(), line.split()[-1]) for line in accuracy] == [
         ("Zero-shot", "–"),
+        ("FO-Adam, full", "–"),
+        ("MeZO, full", "–"),
         ("FO-LoRA-FA", "–"),
         ("FO-LoRA-FA, layer by layer", "–"),
         ("ZO-LoRA-FA (q=1)", "–"),

@@ -6,11 +6,13 @@ import base64
 import html
 import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from rich.console import Console
@@ -18,6 +20,7 @@ from rich.console import Console
 from tests.cli.common import in_process
 from tests.results.pages import Page
 from tests.tables.test_html import Reader
+from zo_sweeps.cli import browse
 from zo_sweeps.cli.browse import show_comparison
 from zo_sweeps.cli.main import main
 from zo_sweeps.cli.status import show_status
@@ -36,7 +39,9 @@ from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import SettingDifference, compare, differences, spark
 from zo_sweeps.results.facts import status_facts
 from zo_sweeps.results.report import curve_data
+from zo_sweeps.results.trial_pages import TrialPages
 from zo_sweeps.schedule.ledger import Ledger, read_standing
+from zo_sweeps.schedule.snapshot import LiveRun
 from zo_sweeps.tables import to_html, to_text
 from zo_sweeps.tables.draw import drawing
 from zo_sweeps.tables.figure_kinds.search import BEYOND, FAILED, LINE, RUNS, SELECTED
@@ -85,22 +90,101 @@ def test_the_report_needs_nothing_but_itself_and_can_be_read_by_everyone(page: s
     assert checked.faults() == []
 
 
-def test_a_cell_links_to_its_trials_and_a_trial_to_its_curve_and_its_command(
-    page: str, folder: Path, swept: tuple[Composer, Plan]
+def test_a_cell_links_to_the_page_of_its_trial_and_the_page_to_the_report_its_seeds_and_its_commands(
+    folder: Path, swept: tuple[Composer, Plan]
 ) -> None:
     composer, plan = swept
     standing = read_standing(folder / "state")
-    read = Page(page)
-    rows = [given["id"].removeprefix("trial-") for given, _ in read.all("tr") if "id" in given]
-    assert rows == [*plan.every]
+    read = Page(report.html(plan, composer, standing, COMMAND, trials="t/"))
+    assert [given["id"] for given, _ in read.all("tr") if "id" in given] == [], "the page has no line of a trial"
     cells = [cell for table in readout.tables(plan, composer, standing) for cell in table.cells.values()]
-    linked = [given["href"] for given, _ in read.all("a") if given["href"].startswith("#trial-")]
+    linked = [given["href"] for given, _ in read.all("a") if given["href"].startswith("t/")]
     bad = [i for i in plan.every if standing.state(i) in report.BAD]
     first = [cell.trial_ids[0] for cell in cells if cell.mean is not None and cell.trial_ids]  # a rank has none
-    assert {*linked} == {f"#trial-{trial_id}" for trial_id in (*first, *bad)}
-    drawn = [run["id"] for row in curve_data(plan, standing)["rows"] for part in row["parts"] for run in part["runs"]]
-    assert {*drawn} == {given["data-trial"] for given, _ in read.all("a") if "data-trial" in given}
-    assert f"{COMMAND} --rerun ID" in Reader(page).text
+    assert {*linked} == {"t/index.html", *(f"t/{trial_id}.html" for trial_id in (*first, *bad))}
+    pages = TrialPages(plan, standing, COMMAND, "../r.html", "assets")
+    assert pages.ran == [*plan.every]
+    rows = Reader(pages.index()).tables[0][1:]
+    assert [(row[0], row[-1]) for row in rows] == [(trial.label, i) for i, trial in plan.every.items()]
+    one = next(i for i, t in plan.every.items() if t.label == "ZO · Movie remarks · q 4 · lr 0.1 · seed 0")
+    for text in (pages.index(), pages.page(one), pages.page(bad[0])):
+        checked = Page(text)
+        assert (checked.faults(), checked.policy_faults()) == ([], [])
+        assert checked.loaded() == {"assets/style.css", "assets/page.js"}
+        assert "../r.html" in [given["href"] for given, _ in checked.all("a")]
+    text = pages.page(one)
+    others = {given["href"].removesuffix(".html") for given, _ in Page(text).all("a")}
+    assert {plan.every[i].label[-1] for i in others & {*plan.every}} == {"1", "2"}, "the other seeds"
+    scores, settings, *_ = Reader(text).tables
+    assert ["estimator.q", "4"] in settings
+    assert ["dev", "10 (selected)", "", "0.5000", "80.0"] in scores
+    assert f"{COMMAND} --rerun {one}" in Reader(text).text
+    (_, loss, *_), config = Page(text).all("figcaption"), json.loads(Page(text).all("pre")[-1][1])
+    assert loss[1] == "Dev accuracy (%): 80 to 80; to step 20"
+    assert config == plan.every[one].config.to_json()
+    failed = Reader(pages.page(bad[1])).text
+    assert "went wrong with <seed> 2" in failed
+    assert "A processor (cpu)" in failed
+
+
+def test_the_pages_of_trials_that_have_not_changed_stay(tmp_path: Path) -> None:
+    _, plan = composed(tmp_path)
+    fill(plan, tmp_path)
+    state, there = tmp_path / "state", tmp_path / "pages"
+
+    def write(command: str = COMMAND) -> list[str]:
+        """Mark every page, write, and return the ids of the trials whose page is new."""
+        for path in there.glob("*.html"):
+            last = path.stat().st_mtime
+            path.write_text("old")
+            os.utime(path, (last, last))
+        TrialPages(plan, read_standing(state), command, "r.html", ".").write(there)
+        assert (there / "index.html").read_text() != "old"
+        return [i for i in plan.every if (there / f"{i}.html").read_text() != "old"]
+
+    assert write() == [*plan.every]
+    assert write() == []
+    first, *_ = plan.every
+    with Ledger(state) as ledger:
+        ledger.write(first, TrialState.SUCCEEDED, attempt=2, outcome=outcome(plan, first))
+    assert write() == [first]
+    assert write("another command") == [*plan.every]
+
+
+def test_a_report_of_a_sweep_that_runs_is_loaded_again_and_says_what_runs(
+    folder: Path, swept: tuple[Composer, Plan]
+) -> None:
+    composer, plan = swept
+    label, standing = "ZO · <now>", read_standing(folder / "state")
+    now = LiveRun("a" * 16, label, "host-b", 1, step=7, steps=20, seconds=90.0, silent=0.0, stalled=False)
+    live = replace(status_facts(plan), running=[now], seconds_left=100.0)
+    text = report.html(plan, composer, standing, COMMAND, live=live)
+    assert Page(text).faults() == []
+    again = [given["content"] for given, _ in Page(text).all("meta") if given.get("http-equiv") == "refresh"]
+    assert again == [str(report.REFRESH)]
+    assert ["7/20", "2 min", "host-b", "ZO · <now>"] in [row for table in Reader(text).tables for row in table]
+    assert "refresh" not in report.html(plan, composer, standing, COMMAND)
+
+
+def test_watching_writes_until_the_sweep_has_ended(
+    folder: Path,
+    swept: tuple[Composer, Plan],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    drivers, pauses = ["pid 1", "pid 1", ""], list[float]()
+    monkeypatch.setattr(browse, "driver_of", lambda _: drivers.pop(0))
+    monkeypatch.setattr(browse.time, "sleep", pauses.append)
+    given = ["+grid=tiny", f"state_dir={folder / 'state'}", "--config-dir", str(folder / "conf")]
+    in_process(capsys, "report", *given, "--watch", "--output", str(tmp_path / "a b.html"))
+    assert (drivers, len(pauses)) == ([], 2)
+    assert min(pauses) >= report.REFRESH
+    text = (tmp_path / "a b.html").read_text()
+    assert "refresh" not in text
+    linked = {given["href"] for given, _ in Page(text).all("a") if given["href"].startswith("a%20b_trials/")}
+    assert len(linked) > 3
+    assert all((tmp_path / unquote(name)).is_file() for name in linked)
 
 
 def test_tables_and_cards_say_which_way_is_good(page: str, folder: Path, swept: tuple[Composer, Plan]) -> None:

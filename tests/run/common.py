@@ -20,10 +20,8 @@ SIZES = ("hidden_size=64", "intermediate_size=96", "num_hidden_layers=2")
 TINY = ["model=random_llama", *(f"model.arch.{size}" for size in SIZES)]  # a trial takes a third of the demo model's
 
 GRID = ["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]"]
-LEFT_OUT = [
-    *(f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")),
-    "grid.tables={}",
-]
+OTHERS = ("zero_shot", "fo_full", "mezo", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")
+LEFT_OUT = [*(f"~grid.blocks.{name}" for name in OTHERS), "grid.tables={}"]
 
 
 def make(*overrides: str, folders: Sequence[str] = ()) -> Trial:

@@ -121,7 +121,10 @@ def test_the_first_look_is_autograd_s_on_the_base_model(looked: Any, text: Path)
 
 
 def test_a_text_that_is_not_there_is_missing_and_other_spaces_are_refused(tmp_path: Path, text: Path) -> None:
-    blocks = [f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")]
+    blocks = [
+        f"~grid.blocks.{name}"
+        for name in ("zero_shot", "fo_full", "mezo", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")
+    ]
     nowhere = [*blocks, "method=gradients", *LOOK, f"gradients.text={tmp_path}/nowhere.jsonl"]
     missing = build(Composer(["+grid=quickstart", "grid.relabel=true", "grid.seeds=[3]", *nowhere])).missing
     assert missing

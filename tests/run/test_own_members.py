@@ -121,7 +121,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def planned(folder: Path, *overrides: str) -> Trial:
-    left_out = [f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")]
+    left_out = [
+        f"~grid.blocks.{name}"
+        for name in ("zero_shot", "fo_full", "mezo", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")
+    ]
     few = ["train.steps=3", "estimator.q=2", "update.lr=0.05", *SMALL, *left_out]
     given = [
         "+grid=quickstart",

@@ -26,7 +26,10 @@ GIB = 2**30
 CONFIG = [
     *("+grid=quickstart", "grid.relabel=true", "grid.seeds=[0]", "grid.tables={}", "device=cpu"),
     *("method=prge", "evaluation.mode=inner"),
-    *(f"~grid.blocks.{name}" for name in ("zero_shot", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")),
+    *(
+        f"~grid.blocks.{name}"
+        for name in ("zero_shot", "fo_full", "mezo", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")
+    ),
     *("space=lora", "space.rank=8", "estimator.q=4", "update.lr=1e-3", "train.batch=16", "train.steps=100"),
     *("train.max_length=64", "split.train=24", "split.dev=8", "split.test=12"),
 ]

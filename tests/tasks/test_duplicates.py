@@ -22,6 +22,8 @@ from zo_sweeps.tasks.data import facts, mark
 Rows = list[dict[str, Any]]
 ONE_ROW = [
     "~grid.blocks.zero_shot",
+    "~grid.blocks.fo_full",
+    "~grid.blocks.mezo",
     "~grid.blocks.fo_lora_fa",
     "~grid.blocks.fo_lora_fa_layerwise",
     "~grid.blocks.zo_lora_fa_q1",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os.path import expanduser
 from pathlib import Path
+from urllib.parse import quote
 
 from rich.console import Console
 
@@ -24,10 +26,12 @@ from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import Comparison, flat, spark
 from zo_sweeps.results.compare import compare as compared
 from zo_sweeps.results.exchange import with_imported
+from zo_sweeps.results.facts import status_facts
 from zo_sweeps.results.papers import ItemFacts, paper_facts
-from zo_sweeps.results.past_sweeps import with_earlier
+from zo_sweeps.results.past_sweeps import ReadablePlan, with_earlier
 from zo_sweeps.results.site import write_site
-from zo_sweeps.schedule.ledger import has_run, read_standing
+from zo_sweeps.results.trial_pages import TrialPages
+from zo_sweeps.schedule.ledger import driver_of, has_run, read_standing
 from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import page
 from zo_sweeps.tables.published import load
@@ -42,6 +46,7 @@ FORMATS: dict[str, Callable[[Sequence[Table], str, int], str]] = {  # of a grid'
     "csv": lambda tables, *_: to_csv(*tables),
     "html": lambda tables, title, _: page(title, list(map(to_html, tables))),
 }
+PAUSE = 10  # times the time that a report took, at least, before --watch writes the next
 HEADERS = ("item", "grid", "can run here", "state here", "largest deviation")
 
 
@@ -124,14 +129,16 @@ def _inches(text: str) -> float:
 
 
 def report(given: Sequence[str]) -> int:
-    """Write one self-contained HTML page on a grid: what it found, curves, tables; with --all, a site on all sweeps."""
+    """Write a page (HTML) on a grid: findings, curves, tables, a page per trial; with --all, a site on all sweeps."""
     parser = grid_parser("report", report.__doc__)
     text = "default: GRID.html in the state folder"
     parser.add_argument("--output", type=expanduser, default="", metavar="FILE.html", help=text)
+    text = "write it again and again while the sweep runs; a browser that shows it follows"
+    parser.add_argument("--watch", action="store_true", help=text)
     parser.add_argument("--all", action="store_true", help="a site of static pages on every sweep of the state folder")
     parser.add_argument("--out", type=expanduser, metavar="DIR", help="of --all: a new or empty folder, or such a site")
     options = parse(parser, given)
-    if options.all != (options.out is not None) or (options.all and options.output):
+    if options.all != (options.out is not None) or (options.all and (options.output or options.watch)):
         raise UserError("a site is written by --all --out DIR, a page by --output FILE.html", where="report")
     if options.all:
         made = write_site(Composer(options.overrides, options.config_dir).run.folder, Path(options.out))
@@ -142,10 +149,26 @@ def report(given: Sequence[str]) -> int:
     reading = read(options)
     folder = reading.plan.config.folder
     path = Path(options.output) if options.output else _created(folder) / f"{reading.plan.name}.html"
-    text = pages.html(reading.plan, reading.composer, read_standing(folder), str(reading.command))
-    _write(path, text.encode())
     say(console(), str(path))
-    return 0
+    while True:
+        began, live = time.monotonic(), bool(options.watch and driver_of(folder))
+        _report(reading, path, live=live)
+        if not live:
+            return 0
+        time.sleep(max(pages.REFRESH, PAUSE * (time.monotonic() - began)))
+
+
+def _report(reading: ReadablePlan, path: Path, *, live: bool) -> None:
+    """Write a report, and the pages of its trials into a folder beside it; live: a browser loads it again and again."""
+    plan, composer, command = reading.plan, reading.composer, str(reading.command)
+    standing, trials = read_standing(plan.config.folder), path.with_name(f"{path.stem}_trials")
+    now = status_facts(plan) if live else None
+    text = pages.html(plan, composer, standing, command, trials=f"{quote(trials.name)}/", live=now)
+    try:
+        TrialPages(plan, standing, command, f"../{quote(path.name)}", ".").write(trials)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", where="--output") from None
 
 
 def _created(folder: Path) -> Path:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import unknown
+from zo_sweeps.core.events import Event
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.plan.build import Plan, by_line
 from zo_sweeps.plan.order import ORDERS, described
@@ -372,29 +373,42 @@ def trial_facts(plan: Plan, name: str) -> TrialFacts:
     if len(matching) != 1:
         raise unknown("trial", name, list(plan.every)[:5], where=f"grid {plan.name}")
     (trial_id,) = matching
-    trial, absent = every[trial_id], object()
-    others = [flat(one.config.to_json()) for one in plan.every.values()]
+    trial = every[trial_id]
     events = JournalStore(plan.config.folder).read(trial_id, ended=standing.has_result(trial_id))
+    return described_trial(plan, standing, trial, events, differing([*plan.every.values(), trial]))
+
+
+def differing(trials: Iterable[Trial]) -> frozenset[str]:
+    """Return the names of the settings that do not have one value in all trials. Cost: reads every configuration."""
+    absent, first, found = object(), None, set[str]()
+    for trial in trials:
+        one = flat(trial.config.to_json())
+        first = one if first is None else first
+        found |= {name for name in {*one, *first} if one.get(name, absent) != first.get(name, absent)}
+    return frozenset(found)
+
+
+def described_trial(
+    plan: Plan, standing: Standing, trial: Trial, events: Sequence[Event], names: Collection[str]
+) -> TrialFacts:
+    """Return the facts of a trial from its journal; names: of the settings in which trials of the grid differ."""
     ended = outcome(events)
     ended_so = {"error": ended.error, "metrics": ended.metrics} if ended else {"error": "", "metrics": {}}
+    configuration = trial.config.to_json()
     return TrialFacts(
         **{**recorded(trial, standing), "grid": plan.name, **ended_so},
-        started=standing.attempts.get(trial_id, 0),
+        started=standing.attempts.get(trial.trial_id, 0),
         step=last_step(events),
         steps=trial.steps,
         caveats=plan.caveats,
-        differs={
-            name: value
-            for name, value in flat(trial.config.to_json()).items()
-            if any(one.get(name, absent) != value for one in others)
-        },
+        differs={name: value for name, value in flat(configuration).items() if name in names},
         attempts=[Attempt(*place) for place in places(events)],
         evaluations=[
             DevEvaluation(split, step, scores.loss, scores.metric)
             for (split, step), scores in sorted(evals(events).items())
         ],
         unmeasured=ended.unmeasured if ended else {},
-        other_code=readout.other_code(trial, standing.outcomes.get(trial_id)),
+        other_code=readout.other_code(trial, standing.outcomes.get(trial.trial_id)),
         traceback=ended.traceback if ended else "",
-        configuration=trial.config.to_json(),
+        configuration=configuration,
     )

@@ -1,4 +1,4 @@
-"""One self-contained page on a sweep: what it found, curves, tables, differences, failures, provenance."""
+"""The page on a sweep: what it found, curves, tables, differences, failures, provenance; its trials have their own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
-from zo_sweeps.core.units import bytes_text
+from zo_sweeps.core.units import bytes_text, duration
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import JournalStore, trail
 from zo_sweeps.results import sweep_figures as charts
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import compared
 from zo_sweeps.results.exchange import with_imported
+from zo_sweeps.results.facts import SweepStatus
 from zo_sweeps.results.findings import BestRow, findings, forwarded_per_step
 from zo_sweeps.results.past_sweeps import with_earlier
 from zo_sweeps.schedule.ledger import Standing
@@ -40,11 +41,12 @@ from zo_sweeps.tables.stats import differences
 from zo_sweeps.tables.text_cells import capital, plain
 
 WEB = Path(__file__).parent / "web"
+LIST = "index.html"  # the page of a sweep's trials, among theirs
 UPLOT = WEB / "uplot"
 FORWARDS = "Forwarded examples (a backward pass counts as two forwards)"
 TYPES = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
+REFRESH = 30  # seconds
 DIGITS = 5  # significant, of a drawn value
-SHOWN = ("dev/loss", "test/metric", "wall_seconds")
 BAD = (TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED, TrialState.OUT_OF_MEMORY)
 DAY = "%Y-%m-%d"
 FIGURES = ("result", "curve_figures", "search", "figures")  # parts of the page
@@ -69,6 +71,8 @@ def html(
     *,
     assets: str = "",
     index: str = "",
+    trials: str = "",
+    live: SweepStatus | None = None,
 ) -> str:
     """Return the report of a plan with the results so far in its state folder; web/report.html.j2 has its text.
 
@@ -78,6 +82,8 @@ def html(
         command: the command that runs or resumes the grid.
         assets: address of the folder with the page's scripts and styles; "": they are in the page.
         index: address of the page that lists this one; "" if there is none.
+        trials: address of the folder with the pages of `trial_pages`, with a slash at its end; "" if there is none.
+        live: of a sweep that runs: the page says what runs now, and is loaded again every REFRESH seconds.
 
     Raises UserError as the tables and figures do. Cost: reads the journals of the selected trials; draws the figures.
     """
@@ -89,25 +95,24 @@ def html(
     page = together(with_imported(with_earlier(measured, plan, composer, standing), plan, composer))
     curves = curve_data(plan, standing)
     rows = curves.get("rows", [])
+    linked = {i: f"{trials}{i}.html" for i in plan.every if has_page(standing, i)} if trials else {}
     drawn = sum(row["shown"] for row in rows)
     parts = {
         "found": (found := findings(plan, standing, own)),
         "best": _best(found.best),
         **_figures(plan, composer, standing),
-        "tables": [cells_html(table, title, plan.every) for title, table in page.tables],
+        "tables": [cells_html(table, title, linked) for title, table in page.tables],
         "selected": page.selected,
         "footnotes": page.footnotes,
         "notes": [note for note in page.notes if note not in plan.caveats],
         "differences": _differences(own, plan),
         "curves": as_script(curves) if curves else "",
-        "drawn_trials": {run["id"] for row in rows for part in row["parts"] for run in part["runs"]},
         "curves_note": f"Drawn at first: {drawn} of {len(rows)} rows, the best by {curves['best_by']}."
         if drawn < len(rows)
         else "",
         "failures": _failures(plan, standing),
         **_machines(plan, standing),
         **_reproduce(plan, command, here),
-        "trials": _trials(plan, standing),
     }
     present = {**parts, "result": parts["best"], "provenance": True, "failures": True, "curves": True}
     links = [(href, label) for href, label in SECTIONS.items() if present.get(href[1:])]
@@ -120,13 +125,30 @@ def html(
         meta=_meta(plan, standing),
         caveats=plan.caveats,
         obstacles=[f"Cannot run here ({len(ids)} trials): {why}" for why, ids in plan.obstacles.items()],
-        trial_columns=("trial", "state", "selected step", *SHOWN, "id"),
-        links=[*([(index, "All sweeps")] if index else []), *links],
+        links=[
+            *([(index, "All sweeps")] if index else []),
+            *links,
+            *([(f"{trials}{LIST}", "Trials")] if trials else []),
+        ],
+        live=live,
+        running=[(f"{it.step}/{it.steps}", duration(it.seconds), it.node, it.label) for it in live.running]
+        if live
+        else [],
+        left=duration(live.seconds_left) if live else "",
+        again=REFRESH if live else 0,
+        linked=linked,
+        trials=f"{trials}{LIST}" if trials else "",
+        trial_count=len(plan.every),
         assets=assets,
         chart_style=style,
         scripts={"uplot.js": script, "page.js": page_script()},
-        **{**parts, "provenance": _provenance(plan, standing, here)},
+        **{**parts, "provenance": made_by(plan, standing)},
     )
+
+
+def has_page(standing: Standing, trial_id: str) -> bool:
+    """Return whether a trial has a page of its own: it has run."""
+    return standing.state(trial_id) is not TrialState.PENDING
 
 
 def page_script() -> str:
@@ -235,16 +257,17 @@ def _failures(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:
 
 def _machines(plan: Plan, standing: Standing) -> dict[str, Any]:
     ran = {i: standing.outcomes[i] for i in plan.every if i in standing.outcomes}
-    kinds = Counter((standing.nodes.get(i, "?"), *_device(outcome)) for i, outcome in ran.items())
+    kinds = Counter((standing.nodes.get(i, "?"), *device_of(outcome)) for i, outcome in ran.items())
     definitions = {str(o.device["memory_definition"]) for o in ran.values() if "memory_definition" in o.device}
     return {
         "machines": [(*key, count) for key, count in kinds.most_common()],
-        "versions": Counter(_versions(outcome) for outcome in ran.values()).most_common(),
+        "versions": Counter(versions_of(outcome) for outcome in ran.values()).most_common(),
         "memory_definitions": sorted(definitions),
     }
 
 
-def _device(outcome: Outcome) -> tuple[str, str, str, str]:
+def device_of(outcome: Outcome) -> tuple[str, str, str, str]:
+    """Return where a trial ran: device and GPUs, cores, memory, threads."""
     device: Mapping[str, Any] = outcome.device
     gpus = device.get("gpus", ())
     name, memory = str(device.get("name", "?")), device.get("memory_bytes")
@@ -253,7 +276,8 @@ def _device(outcome: Outcome) -> tuple[str, str, str, str]:
     return ", ".join(named), cores, bytes_text(memory) if memory else "?", threads
 
 
-def _versions(outcome: Outcome) -> str:
+def versions_of(outcome: Outcome) -> str:
+    """Return the versions that a trial ran with, in words."""
     versions = outcome.device.get("versions")
     return ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, Mapping) else "versions unknown"
 
@@ -273,19 +297,11 @@ def _reproduce(plan: Plan, command: str, here: Mapping[str, Any]) -> dict[str, A
     return {"command": command, "facts": facts, "grid": grid}
 
 
-def _trials(plan: Plan, standing: Standing) -> list[tuple[str, ...]]:
-    rows = []
-    for trial_id, trial in plan.every.items():
-        outcome = standing.outcomes.get(trial_id)
-        metrics: Mapping[str, float] = outcome.metrics if outcome else {}
-        shown = [f"{metrics[name]:.4g}" if name in metrics else "" for name in SHOWN]
-        named = "missing" if trial_id in plan.missing else standing.state(trial_id).value.lower()
-        rows.append((trial.label, named, str(outcome.selected_step) if outcome else "", *shown, trial_id))
-    return rows
-
-
-def _provenance(plan: Plan, standing: Standing, here: Mapping[str, Any]) -> list[str]:
+def made_by(plan: Plan, standing: Standing) -> list[str]:
     """Return the parts of the footer: version of the code, dates, hosts."""
+    from zo_sweeps.core.host import provenance
+
+    here = provenance()
     minute = "%Y-%m-%d %H:%M UTC"
     parts = [f"zo_sweeps {here['packages']['zo_sweeps']}"]
     if here["git_commit"]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import of_cell
 from zo_sweeps.results.findings import findings
 from zo_sweeps.results.past_sweeps import ReadablePlan, of_grids, of_sweep
+from zo_sweeps.results.trial_pages import TrialPages
 from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.html import STYLE, as_script, document
@@ -56,15 +58,16 @@ def write_site(state_dir: Path, folder: Path) -> Site:
     standing = read_standing(state_dir)
     if not any(standing.has_result(trial_id) for trial_id in standing.states):
         raise UserError(f"no trial has finished in {state_dir}", fix="wait for one, then repeat this command")
-    files, sweeps, left_out = _pages(state_dir, standing)
-    files[MARK] = json.dumps(sorted(files), indent=1) + "\n"
+    files, trials, sweeps, left_out = _pages(state_dir, standing)
+    names = {*files, *trials}
+    files[MARK] = json.dumps(sorted(names), indent=1) + "\n"
     try:
         if before is None:
             with new_folder(folder) as part:
-                _write(part, files)
+                _write(part, files, trials)
         else:
-            _write(folder, files)
-            for name in before - files.keys():
+            _write(folder, files, trials)
+            for name in before - names:
                 (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}", where="--out") from None
@@ -81,19 +84,25 @@ def _files_of(folder: Path) -> set[str] | None:
         names = None
     parts = [str(name).split("/") for name in names] if isinstance(names, list) else [[]]
     top = {INDEX, COMPARE, ASSETS, REPORTS, MARK}  # nothing outside its folder is ever one of a site's files
-    if not all(len(one) in (1, 2) and one[0] in top and ".." not in one for one in parts):
+    if not all(len(one) in (1, 2, 3) and one[0] in top and ".." not in one for one in parts):
         raise UserError(f"{folder} has other content than a site", where="--out", fix="name a new or empty folder")
     return {*names}
 
 
-def _write(folder: Path, files: Mapping[str, str]) -> None:
+def _write(folder: Path, files: Mapping[str, str], trials: Mapping[str, Callable[[], str]]) -> None:
+    for name, made in trials.items():  # one at a time in memory
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        replace_text(folder / name, made())
     for name in sorted(files, key=lambda name: (name in (INDEX, MARK), name)):
         (folder / name).parent.mkdir(exist_ok=True)
         replace_text(folder / name, files[name])
 
 
-def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tuple[str, ...]]:
-    """Return the files by their names, how many sweeps they are of, and a line per sweep that could not be read.
+def _pages(
+    state_dir: Path, standing: Standing
+) -> tuple[dict[str, str], dict[str, Callable[[], str]], int, tuple[str, ...]]:
+    """Return the files by their names, the pages of trials, each made when it is called for, how many sweeps they are
+    of, and a line per sweep that could not be read.
 
     Finished trials of no readable sweep have a line too.
     """
@@ -108,10 +117,11 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
     compared: list[dict[str, Any]] = []
     left_out: list[str] = []
     shown: set[str] = set()
+    trials: dict[str, Callable[[], str]] = {}
     for sweep in reversed(launched(state_dir)):
         try:
             reading = of_sweep(in_folder(sweep.command, str(state_dir)))
-            card, page, data = _sweep(sweep, reading, standing)
+            card, page, data, own = _sweep(sweep, reading, standing)
         except UserError as error:
             left_out.append(f"{sweep.grid} ({sweep.command.sweep_id}): {error}")
             continue
@@ -119,6 +129,7 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
         files[card["href"]] = page
         cards.append(card)
         compared.append(data)
+        trials |= own
     left_out += [line for lines in of_grids(state_dir, shown, standing).values() for line in lines]
     shared: dict[str, Any] = {
         "assets": ASSETS,
@@ -147,17 +158,29 @@ def _pages(state_dir: Path, standing: Standing) -> tuple[dict[str, str], int, tu
         scripts={"page.js": "", "compare.js": ""},
         **shared,
     )
-    return files, len(cards), tuple(left_out)
+    return files, trials, len(cards), tuple(left_out)
 
 
-def _sweep(sweep: Launched, reading: ReadablePlan, standing: Standing) -> tuple[dict[str, Any], str, dict[str, Any]]:
-    """Return a sweep's entry in the index, its report, and its rows for the comparison."""
+def _sweep(
+    sweep: Launched, reading: ReadablePlan, standing: Standing
+) -> tuple[dict[str, Any], str, dict[str, Any], dict[str, Callable[[], str]]]:
+    """Return a sweep's entry in the index, its report, its rows for the comparison, and the pages of its trials."""
     plan, composer = reading.plan, reading.composer
     own = readout.tables(plan, composer, standing)
     name = sweep.command.sweep_id[:8]
-    href = f"{REPORTS}/{re.sub(UNSAFE, '-', plan.name)}-{name}.html"
-    links = {"assets": f"../{ASSETS}", "index": f"../{INDEX}"}
-    page = report.html(plan, composer, standing, str(reading.command), **links)
+    stem = f"{re.sub(UNSAFE, '-', plan.name)}-{name}"
+    href, folder = f"{REPORTS}/{stem}.html", f"{stem}_trials"
+    of_trials = TrialPages(plan, standing, str(reading.command), f"../{stem}.html", f"../../{ASSETS}")
+    trials = {f"{REPORTS}/{folder}/{i}.html": partial(of_trials.page, i) for i in of_trials.ran}
+    page = report.html(
+        plan,
+        composer,
+        standing,
+        str(reading.command),
+        assets=f"../{ASSETS}",
+        index=f"../{INDEX}",
+        trials=f"{folder}/",
+    )
     when = report.dates(plan, standing)
     card = {
         "href": href,
@@ -171,7 +194,7 @@ def _sweep(sweep: Launched, reading: ReadablePlan, standing: Standing) -> tuple[
     }
     rows = [{"id": f"{name}-{row['block']}", **row} for row in rows_data(plan, own)]
     data = {key: card[key] for key in ("href", "title", "grid", "date", "caveats")}
-    return card, page, {**data, "rows": rows}
+    return card, page, {**data, "rows": rows}, {**trials, f"{REPORTS}/{folder}/{report.LIST}": of_trials.index}
 
 
 def quantiles() -> list[float]:

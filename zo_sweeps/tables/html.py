@@ -10,10 +10,11 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.units import visible
@@ -68,11 +69,11 @@ def to_html(table: Table) -> str:
     )
 
 
-def cells_html(table: Table, title: str, linked: Collection[str] = ()) -> str:
+def cells_html(table: Table, title: str, linked: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the table under a title of its own, with the better direction, without notes and hyper-parameters.
 
     Args:
-        linked: ids of trials that have a line (#trial-ID) on the page: a cell links to the first of its own.
+        linked: trial -> the address of its page: a cell links to that of its first.
     """
     ways = [ARROWS[table.spec.of(key).better] if key != RANK else ARROWS["lower"] for key, _ in table.columns]
     alike = len({*ways}) == 1
@@ -80,7 +81,12 @@ def cells_html(table: Table, title: str, linked: Collection[str] = ()) -> str:
 
 
 def _section(
-    table: Table, level: int, title: str, ways: Sequence[str] = (), linked: Collection[str] = (), **parts: Any
+    table: Table,
+    level: int,
+    title: str,
+    ways: Sequence[str] = (),
+    linked: Mapping[str, str] = MappingProxyType({}),
+    **parts: Any,
 ) -> str:
     grid = main_grid(table)
     header = list(grid.header)

@@ -22,7 +22,12 @@ from zo_sweeps.record.journal import JournalStore, outcome, places
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 ABSENT = ("ray", "mlflow", "hydra", "omegaconf", "pandas", "matplotlib", "datasets", "aiohttp")  # on a board
-SMALL = ("+grid=quickstart", "scale=smoke", "grid.seeds=[0]", "~grid.blocks.zero_shot", "~grid.blocks.zo_lora_fa_q1")
+SMALL = (
+    "+grid=quickstart",
+    "scale=smoke",
+    "grid.seeds=[0]",
+    "grid.only=[fo_lora_fa,fo_lora_fa_layerwise,zo_lora_fa_q4]",
+)
 
 
 @pytest.mark.usefixtures("one_thread")

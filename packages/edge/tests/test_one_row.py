@@ -85,7 +85,7 @@ def test_an_unknown_row_is_one_line_with_the_choices_and_the_nearest(tmp_path: P
     with pytest.raises(UserError) as caught:
         exported(tmp_path, row="zo_lora_fa_q2")
     assert str(caught.value) == (
-        "unknown row 'zo_lora_fa_q2' in grid quickstart; choose from: FO-LoRA-FA, FO-LoRA-FA, layer by layer, "
-        "ZO-LoRA-FA (q=1), ZO-LoRA-FA (q=4), Zero-shot, fo_lora_fa, fo_lora_fa_layerwise, zero_shot, zo_lora_fa_q1, "
-        "zo_lora_fa_q4; did you mean 'zo_lora_fa_q4'?"
+        "unknown row 'zo_lora_fa_q2' in grid quickstart; choose from: FO-Adam, full, FO-LoRA-FA, "
+        "FO-LoRA-FA, layer by layer, MeZO, full, ZO-LoRA-FA (q=1), ZO-LoRA-FA (q=4), Zero-shot, fo_full, fo_lora_fa, "
+        "fo_lora_fa_layerwise, mezo, zero_shot, zo_lora_fa_q1, zo_lora_fa_q4; did you mean 'zo_lora_fa_q4'?"
     )

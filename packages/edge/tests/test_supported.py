@@ -196,10 +196,16 @@ def test_rows_that_no_program_holds_are_left_out_and_the_others_run() -> None:
     """A row stays what its label says: the zero-shot row of this device is absent, not run on another runtime."""
     plan = named("quickstart", ON)
     assert {trial.block for trial in plan.trials} == {"zo_lora_fa_q1", "zo_lora_fa_q4"}
-    assert {plan.every[i].block for i in plan.reasons} == {"zero_shot", "fo_lora_fa", "fo_lora_fa_layerwise"}
+    assert {plan.every[i].block for i in plan.reasons} == {
+        "zero_shot",
+        "fo_full",
+        "mezo",
+        "fo_lora_fa",
+        "fo_lora_fa_layerwise",
+    }
     assert {of(trial).device.name for trial in plan.every.values()} == {"executorch"}
     assert len(plan.cells) == len(named("quickstart").cells), "every row of the grid is in its tables"
-    (zero_shot, _) = sorted(plan.obstacles, key=len)
+    zero_shot, *_ = sorted(plan.obstacles, key=len)
     assert "method.kind=zero_shot does not run on executorch" in zero_shot
 
 

@@ -63,16 +63,6 @@
   };
   document.querySelectorAll("table.sortable").forEach(sortable);
 
-  /* A link to a trial opens the list that it is in. */
-  const unfold = () => {
-    const there = $(location.hash.slice(1)), folded = there && there.closest("details");
-    if (!folded) return;
-    folded.open = true;
-    there.scrollIntoView();
-  };
-  addEventListener("hashchange", unfold);
-  unfold();
-
   /* Paired differences: every row minus the one that is chosen, from the pairs of all rows. */
   const against = $("against"), forests = [...document.querySelectorAll(".differences")].map((section) =>
     [section.querySelector("table"), JSON.parse(section.querySelector("script").textContent)]);
@@ -231,16 +221,6 @@
     const last = shown[line].xs.length - 1;
     tell({ line, i: at ? Math.max(0, Math.min(last, at.i + move[1])) : 0 });
   });
-  document.querySelectorAll("[data-trial]").forEach((link) => link.addEventListener("click", () => {
-    const id = link.dataset.trial;
-    data.rows.forEach((row, i) => row.parts.filter((part) => part.runs.some((run) => run.id === id)).forEach((part) => {
-      boxes[i].checked = true;
-      pickers.column.value = part.column;
-    }));
-    draw();
-    const line = shown.findIndex((one) => one.id === id);
-    if (line >= 0) requestAnimationFrame(() => tell({ line, i: shown[line].xs.length - 1 })); // the chart has its scales then
-  }));
   $("curve-reset").addEventListener("click", draw);
   Object.values(pickers).forEach((one) => one.addEventListener("change", draw));
   let width = 0;
