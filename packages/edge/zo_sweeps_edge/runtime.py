@@ -10,6 +10,7 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import Cached
 from zo_sweeps.core.memory_parts import Part
+from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import Definition, own_source
@@ -22,7 +23,7 @@ from zo_sweeps_edge.memory import program_memory
 HELD = {
     "kind": (("zo",), "a program holds the steps of zeroth-order training"),
     "estimator": (("rge",), "the points of a program are theta + eps z and theta - eps z of every direction"),
-    "perturbation": (("gaussian",), "a program generates Gaussian noise only"),
+    "perturbation": (("gaussian", "pezo_onthefly", "pezo_pool"), "a program draws Gaussian noise and PeZO's"),
     "space": (
         ("dora", "lora", "lora_fa", "prefix", "vera"),
         "the weights of a program are constants: only parameters beside them can be trained",
@@ -54,6 +55,8 @@ def outside(part: Definition) -> str:
             "the update inside a program is theta - lr * ghat; leave out update.weight_decay, update.nonnegative "
             "and update.rounding"
         )
+    if isinstance(part, PeZOOnTheFly) and part.length == "perturbation":
+        return "a program holds no scale for each place at which a direction may begin; use perturbation.length=block"
     return ""
 
 
