@@ -19,12 +19,13 @@ import torch
 
 import toy
 from reference import Reference, log_of
+from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import Layout
 from zo_sweeps_edge.build_client import SOURCES
 from zo_sweeps_edge.bundle import read
-from zo_sweeps_edge.pezo_noise import PooledNoise
+from zo_sweeps_edge.pezo_noise import PooledNoise, RegisterNoise
 
 pytestmark = pytest.mark.multiprocess
 
@@ -58,13 +59,18 @@ def test_the_log_is_the_one_of_the_bindings(
     assert len({tuple(line["coefs"]) for line in log if line["type"] == "step"}) == toy.STEPS
 
 
-@pytest.mark.parametrize("mode", [Mode.BOTH, Mode.SEQUENTIAL])
+@pytest.mark.parametrize(
+    ("mode", "kind", "member"),
+    [
+        (Mode.BOTH, PooledNoise, PeZOPool(k=6, advance="coprime")),
+        (Mode.SEQUENTIAL, RegisterNoise, PeZOOnTheFly(k=3, bits=4)),
+    ],
+)
 def test_directions_of_two_cycles_are_those_of_the_bindings_also_after_a_kill(
-    client: Path, tmp_path: Path, mode: Mode
+    client: Path, tmp_path: Path, mode: Mode, kind: Any, member: Any
 ) -> None:
     layout = Layout({name: torch.Size(shape) for name, shape in toy.PARAMETERS}, 2)
-    pool = PeZOPool(k=6, advance="coprime").bind(layout)
-    noise = PooledNoise(pool, [prod(shape) for _, shape in toy.PARAMETERS], 7)
+    noise = kind(member.bind(layout), [prod(shape) for _, shape in toy.PARAMETERS], 7)
     bundle = toy.write(tmp_path / "bundle", mode, 2, noise=noise)
     run(client, bundle.folder)
     log = log_of(bundle.folder)

@@ -18,6 +18,7 @@ from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.spaces.dora import DoRA
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
+from zo_sweeps.engine.spaces.random_subset import RandomSubset
 from zo_sweeps.engine.spaces.vera import VeRA
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey, Point
@@ -95,6 +96,7 @@ def exported(member: Space, layers: int, dtype: torch.dtype) -> tuple[CausalMode
         pytest.param(DoRA(), 1, torch.float32, marks=pytest.mark.long),
         pytest.param(VeRA(rank=16), 1, torch.float32, marks=pytest.mark.long),
         pytest.param(PrefixTuning(), 1, torch.float16, marks=pytest.mark.long),
+        pytest.param(RandomSubset(density=0.05), 1, torch.float32, marks=pytest.mark.long),
     ],
     ids=lambda value: str(getattr(value, "name", value)),
 )

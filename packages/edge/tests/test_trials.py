@@ -110,6 +110,7 @@ def test_a_program_of_another_function_is_refused_with_the_figure(monkeypatch: p
         pytest.param(("space=dora", "estimator.q=1"), marks=pytest.mark.long),
         pytest.param(("space=vera", "space.rank=16", "estimator.q=1"), marks=pytest.mark.long),
         ("space=prefix", "estimator.q=1"),
+        ("space=random_subset", "space.density=0.01", "estimator.q=2"),
         ("perturbation=pezo_pool", "perturbation.k=8", "estimator.q=2"),
         ("perturbation=pezo_onthefly", "estimator.q=2"),
     ],

@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 
 from zo_sweeps.engine.types import LanguageModel
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps_edge.entries_beside import entries_beside
 from zo_sweeps_edge.lowered import lowered
 from zo_sweeps_edge.noise import Noise
 from zo_sweeps_edge.program import APPLY, FORWARD, Apply, Calls, Dual, Forward, OfScores, Program, ThetaVector
@@ -57,7 +58,8 @@ def export(
     inputs = forward_inputs(calls, frame, batch, noise.addresses)
     with torch.no_grad(), _quiet():
         apply = torch.export.export(Apply(theta), (*inputs[-3:], torch.zeros(1, dtype=torch.int64)), strict=False)
-    methods = {FORWARD: traced(forward, model, inputs, frame, delegate), APPLY: apply}
+    with entries_beside(model.module, space):
+        methods = {FORWARD: traced(forward, model, inputs, frame, delegate), APPLY: apply}
     data, planned_bytes = compiled(methods, [FORWARD] if delegate else [])
     return Program(calls, frame, batch, theta.names, theta.shapes, noise.cycles, planned_bytes), data
 

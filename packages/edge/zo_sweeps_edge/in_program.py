@@ -14,9 +14,11 @@ from torch import Tensor
 from zo_sweeps.core.files import Cached
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.memory_parts import MEMORY
+from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
+from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import Peers
@@ -102,11 +104,13 @@ def program_of(bench: Workbench, space: InstalledSpace) -> tuple[Program, Path]:
     assert config.train.batch is not None
     batch, objective = config.train.batch, bench.objective
     noise = noise_of(bench.method().bind(space.params).perturbation, space, config.seed)
+    masks = space.masks if isinstance(space, Sparse) else {}
     key = {
         **_logged(config, code_of(config)),
         "objective": identity(objective),
         "noise": identity(config.perturbation),
         "sizes": write([calls, frame, batch]),
+        "masks": digest({**masks, **space.params}) if masks else None,
         "dual": dual,
         "delegate": config.device.delegate,
         "versions": [version(package) for package in ("executorch", "torch", "transformers")],

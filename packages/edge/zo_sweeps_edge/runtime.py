@@ -25,8 +25,8 @@ HELD = {
     "estimator": (("rge",), "the points of a program are theta + eps z and theta - eps z of every direction"),
     "perturbation": (("gaussian", "pezo_onthefly", "pezo_pool"), "a program draws Gaussian noise and PeZO's"),
     "space": (
-        ("dora", "lora", "lora_fa", "prefix", "vera"),
-        "the weights of a program are constants: only parameters beside them can be trained",
+        ("dora", "lora", "lora_fa", "outliers", "prefix", "random_subset", "sensitive", "vera"),
+        "the weights of a program are constants: only parameters beside them, and chosen entries, can be trained",
     ),
     "update": (("sgd",), "the update inside a program is theta - lr * ghat, without a state"),
     "precision": (("fp16", "fp32", "w4a8"), "XNNPACK, which multiplies in a program, has no kernels for it"),
@@ -90,6 +90,8 @@ class ExecuTorch(Runtime):
         if precision.rounds_activations and space.multiplies_others:
             parts = f"space={space.name} over precision={precision.name}"
             yield f"{parts} {CANNOT}: it multiplies by the weights themselves"
+        if space.renewed_every:
+            yield f"space.refresh {CANNOT}: a program's entries are those of its export; use space.refresh=0"
         if precision.rounds_activations and device.delegate == "none":
             yield f"precision={precision.name} with device.delegate=none {CANNOT}: XNNPACK alone multiplies it"
         if device.keeps_copies and not config.evaluation.one_forward(config.estimator.budget):

@@ -158,8 +158,8 @@ class Run {
     std::vector<int32_t> words;
     for (size_t query = first; query < first + count; ++query) {
       if (bundle_.stride) {
-        const size_t drawn = (std::max<size_t>(step, 1) - 1) * bundle_.queries + query;  // before this direction
-        for (const size_t length : bundle_.cycles)  // of 31 bits, as the stride: products do not overflow
+        const uint64_t drawn = uint64_t{std::max<size_t>(step, 1) - 1} * bundle_.queries + query;  // before this one
+        for (const uint64_t length : bundle_.cycles)  // of 31 bits, as the stride: products do not overflow
           words.push_back(static_cast<int32_t>(drawn % length * (bundle_.stride % length) % length));
         continue;
       }
