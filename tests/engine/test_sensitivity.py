@@ -11,6 +11,8 @@ from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.losses import token_logprobs
 from zo_sweeps.engine.masks import concentration, covered, gradient_of_mean
+from zo_sweeps.engine.spaces.sensitive import Sensitive
+from zo_sweeps.methods.space import Found
 
 pytestmark = pytest.mark.unit
 
@@ -61,6 +63,17 @@ def test_the_gradient_is_that_of_the_mean_loss_and_a_training_run_does_not_notic
     expected = torch.autograd.grad(mean, list(weights.values()))
     for (name, value), gradient in zip(found.items(), expected, strict=True):
         torch.testing.assert_close(value / 25, gradient.square(), rtol=1e-3, atol=1e-9, msg=name)
+
+
+def test_theta_has_the_layers_order_whatever_that_of_the_mask() -> None:
+    """A stored mask has its names' order; directions over the whole vector (PeZO's) depend on theta's."""
+    model = tiny_model()
+    layers = targets(model)
+    found = masks.outliers({name: model.module.get_submodule(name).weight for name in layers}, 0.1)
+    assert sorted(layers) != list(layers), "a test that can fail"
+    mask = Found(dict(sorted(found.items())), {})
+    space = Sensitive().install(model.module, layers, 0, mask)
+    assert list(space.params) == [f"{name}.weight" for name in layers]
 
 
 @pytest.mark.parametrize("points", [1, 2])

@@ -69,8 +69,12 @@ def energy(seed: int, k: int, bits: int | None) -> tuple[float, ...]:
 @cached(8)
 def scaled(seed: int, k: int, bits: int | None, norm: float, m: int, rounding: str, device: torch.device) -> Tensor:
     """Return the pool times the (rounded) factor E||g_m|| / norm."""
-    factor = torch.tensor(expected_norm(m) / norm, dtype=torch.float64)
-    return (pool(seed, k, bits) * round_factor(factor, rounding).float()).to(device)
+    return (pool(seed, k, bits) * factor(norm, m, rounding)).to(device)
+
+
+def factor(norm: float, m: int, rounding: str) -> Tensor:
+    """Return E||g_m|| / norm, rounded; 0-d, fp32."""
+    return round_factor(torch.tensor(expected_norm(m) / norm, dtype=torch.float64), rounding).float()
 
 
 def cyclic(period: Tensor, start: int, count: int) -> Tensor:

@@ -61,6 +61,7 @@ class KnownProgram:
 
     def _export(self, precision: Precision) -> tuple[edge.Program, bytes]:
         from zo_sweeps_edge.export import export
+        from zo_sweeps_edge.noise import GaussianNoise
         from zo_sweeps_edge.program import Calls
         from zo_sweeps_edge.rows import Frame
 
@@ -69,7 +70,8 @@ class KnownProgram:
         one = space(targets=TARGETS)
         installed = one.install(model.module, list(model.target_modules(one.layers)), SEED, None)
         frame = Frame(shared=False, slots=1, places=ANSWER, tokens=TOKENS)
-        return export(model, installed, Calls(QUERIES, Mode.BOTH), frame, BATCH, self.objective.of_scores)
+        noise = GaussianNoise([param.numel() for param in installed.params.values()])
+        return export(model, installed, noise, Calls(QUERIES, Mode.BOTH), frame, BATCH, self.objective.of_scores)
 
     def bundle(self, seed: int, rows: Sequence[Sequence[int]], coefs: Sequence[Sequence[float]]) -> dict[str, str]:
         """Return the files of a bundle with its log, in base64.

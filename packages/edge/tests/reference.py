@@ -42,7 +42,7 @@ class Reference:
         self.forward, self.apply = program.load_method("forward"), program.load_method("apply")
         self.names = [name for name, _ in self.settings.parameters]
         s = self.settings
-        self._apply(0, [0.0] * s.queries, 0.0, fresh=1)
+        self._apply(1, [0.0] * s.queries, 0.0, fresh=1)
 
     def run(self) -> list[dict[str, Any]]:
         """Run all steps, each update by `apply`; return the lines of the log."""
@@ -100,7 +100,10 @@ class Reference:
         return digest.hexdigest()
 
     def _words(self, step: int, queries: Sequence[int]) -> NDArray[np.int32]:
-        seed = self.settings.seed
+        seed, cycles = self.settings.seed, self.settings.cycles
+        if cycles:
+            drawn = [(step - 1) * self.settings.queries + i for i in queries]
+            return np.array([[[t * cycles[0] % length for length in cycles[1:]]] for t in drawn], np.int32)
         return np.array([[words_of(NoiseKey(seed, step, i), name) for name in self.names] for i in queries], np.int32)
 
     def update(self, step: int, grads: list[float]) -> NDArray[np.float32]:
@@ -136,7 +139,7 @@ class Reference:
             gold.astype(np.int64),
             words,
             np.array([eps], np.float32),
-            np.zeros((q, len(self.names), 2), np.int32),
+            self._words(1, range(q)) * 0,
             np.zeros(q),
             np.zeros(1),
         ]

@@ -9,17 +9,23 @@ import random
 import shutil
 import subprocess
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import toy
 from reference import Reference, log_of
+from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
+from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.points import Layout
 from zo_sweeps_edge.build_client import SOURCES
 from zo_sweeps_edge.bundle import read
+from zo_sweeps_edge.pezo_noise import PooledNoise, RegisterNoise
 
 pytestmark = pytest.mark.multiprocess
 
@@ -51,6 +57,29 @@ def test_the_log_is_the_one_of_the_bindings(
     log, expected = log_of(bundle.folder), Reference(bundle).run()
     assert log == expected
     assert len({tuple(line["coefs"]) for line in log if line["type"] == "step"}) == toy.STEPS
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "member"),
+    [
+        (Mode.BOTH, PooledNoise, PeZOPool(k=6, advance="coprime")),
+        (Mode.SEQUENTIAL, RegisterNoise, PeZOOnTheFly(k=3, bits=4)),
+    ],
+)
+def test_directions_of_two_cycles_are_those_of_the_bindings_also_after_a_kill(
+    client: Path, tmp_path: Path, mode: Mode, kind: Any, member: Any
+) -> None:
+    layout = Layout({name: torch.Size(shape) for name, shape in toy.PARAMETERS}, 2)
+    noise = kind(member.bind(layout), [prod(shape) for _, shape in toy.PARAMETERS], 7)
+    bundle = toy.write(tmp_path / "bundle", mode, 2, noise=noise)
+    run(client, bundle.folder)
+    log = log_of(bundle.folder)
+    assert log == Reference(bundle).run()
+    assert len({tuple(line["coefs"]) for line in log if line["type"] == "step"}) == toy.STEPS
+    for steps in (1, 7):  # a run that ended there goes on from its log
+        cut(bundle.folder, steps)
+        run(client, bundle.folder)
+        assert log_of(bundle.folder) == log
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +227,8 @@ def test_a_damaged_file_is_refused(client: Path, bundle: Path, name: str) -> Non
         ("format 1", "format 2", "has format 2, and this client reads format 1"),
         ("seed 7", "seed 7\nspeed 3", "unknown key 'speed'"),
         ("seed 7", "seed", "a line without a value"),
+        ("seed 7", "seed 7\ncycles 1 2", "'cycles' needs a stride and two lengths: 1 2"),
+        ("seed 7", "seed 7\ncycles 1 0 1", "'cycles' must be at least 1: 1 0 1"),
         ("dev 17 16", "dev 17 15", "'dev': tokens are no multiple of 8"),
     ],
 )

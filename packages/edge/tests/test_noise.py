@@ -8,14 +8,14 @@ import torch
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.noise import ROOT_HALF
 from zo_sweeps.methods.points import NoiseKey
-from zo_sweeps_edge.noise import Noise, _exponent, _scale, _words, padded
+from zo_sweeps_edge.noise import GaussianNoise, _exponent, _scale, _words, padded
 
 pytestmark = pytest.mark.unit
 
 
 def one(sizes: list[int], key: NoiseKey, names: list[str]) -> torch.Tensor:
     words = torch.tensor([[noise.words_of(key, name) for name in names]], dtype=torch.int32)
-    return Noise(sizes)(words)[0]
+    return GaussianNoise(sizes)(words)[0]
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 15, 30])
@@ -35,7 +35,7 @@ def test_the_exponent_of_every_power_of_two() -> None:
 def test_the_words_are_the_engines() -> None:
     key, count = NoiseKey(3, 17, 2), 1 << 20
     k0, k1 = (torch.tensor(word, dtype=torch.int32) for word in noise.words_of(key, "w"))
-    factors = Noise([1]).factors[:, :1]
+    factors = GaussianNoise([1]).factors[:, :1]
     counters = torch.arange(count // 2, dtype=torch.int32)
     both = torch.stack([word.view(-1, noise.LANES) for word in _words(counters, k0, k1, factors)], dim=1).flatten()
     assert torch.equal(both, noise.integers(key, "w", count))

@@ -18,6 +18,7 @@ from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.spaces.dora import DoRA
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.spaces.prefix import PrefixTuning
+from zo_sweeps.engine.spaces.random_subset import RandomSubset
 from zo_sweeps.engine.spaces.vera import VeRA
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import NoiseKey, Point
@@ -25,7 +26,7 @@ from zo_sweeps.methods.space import InstalledSpace, Space
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
 from zo_sweeps_edge.export import compiled, export, forward_inputs
-from zo_sweeps_edge.noise import Noise, padded
+from zo_sweeps_edge.noise import GaussianNoise, padded
 from zo_sweeps_edge.program import APPLY, FORWARD, Calls, Program
 from zo_sweeps_edge.rows import Frame
 
@@ -62,7 +63,7 @@ def test_every_element_of_the_noise_has_the_engines_bits(delegated: bool) -> Non
     sizes, keys = [2**22, 1, 3000], [NoiseKey(3, 17, 2), NoiseKey(3, 18, 0)]
     names = [f"layers.{i}.B" for i in range(len(sizes))]
     address = torch.tensor([[noise.words_of(key, name) for name in names] for key in keys], dtype=torch.int32)
-    traced = torch.export.export(Noise(sizes), (address,), strict=False)
+    traced = torch.export.export(GaussianNoise(sizes), (address,), strict=False)
     data, _ = compiled({FORWARD: traced}, [FORWARD] if delegated else [])
     program = loaded(data)
     assert delegates(data, FORWARD) == (2 if delegated else 0), "before and after the root, in the loop's body"
@@ -84,7 +85,8 @@ def exported(member: Space, layers: int, dtype: torch.dtype) -> tuple[CausalMode
     model = load(make(source="random", arch={**GEMMA, "num_hidden_layers": layers}), dtype, "cpu")
     targets = list(model.target_modules(member.layers)) if member.layers else []
     space = member.install(model.module, targets, 0)
-    return model, space, *export(model, space, Calls(1, Mode.BOTH), FRAME, B, terms)
+    noise = GaussianNoise([param.numel() for param in space.params.values()])
+    return model, space, *export(model, space, noise, Calls(1, Mode.BOTH), FRAME, B, terms)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,7 @@ def exported(member: Space, layers: int, dtype: torch.dtype) -> tuple[CausalMode
         pytest.param(DoRA(), 1, torch.float32, marks=pytest.mark.long),
         pytest.param(VeRA(rank=16), 1, torch.float32, marks=pytest.mark.long),
         pytest.param(PrefixTuning(), 1, torch.float16, marks=pytest.mark.long),
+        pytest.param(RandomSubset(density=0.05), 1, torch.float32, marks=pytest.mark.long),
     ],
     ids=lambda value: str(getattr(value, "name", value)),
 )

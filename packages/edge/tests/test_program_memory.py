@@ -48,6 +48,7 @@ import executorch.runtime
 
 from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps_edge.export import export, forward_inputs
+from zo_sweeps_edge.noise import GaussianNoise
 from zo_sweeps_edge.program import Calls
 from zo_sweeps_edge.rows import Frame
 from zo_sweeps_edge.session import load as opened
@@ -63,7 +64,8 @@ calls, frame = Calls(1, Mode.BOTH), Frame(shared=True, slots=2, places=1, tokens
 meter = MemoryMeter("cpu")
 meter.start()
 if not file.exists():
-    _, data = export(model, space, calls, frame, 1, lambda scores, gold: -scores[:, :, 0])
+    noise = GaussianNoise([param.numel() for param in space.params.values()])
+    _, data = export(model, space, noise, calls, frame, 1, lambda scores, gold: -scores[:, :, 0])
     meter.stop()
     file.write_bytes(data)
 else:

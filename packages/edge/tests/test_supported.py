@@ -22,8 +22,8 @@ ON = "device=executorch"
 AS_GIVEN = "grid.relabel=true"  # rows keep no part of their own
 IN_PROGRAMS = {
     "estimator": {"rge"},
-    "perturbation": {"gaussian"},
-    "space": {"lora", "lora_fa", "dora", "vera", "prefix"},
+    "perturbation": {"gaussian", "pezo_onthefly", "pezo_pool"},
+    "space": {"lora", "lora_fa", "dora", "vera", "prefix", "outliers", "random_subset", "sensitive"},
     "update": {"sgd"},
     "precision": {"fp32", "fp16", "w4a8"},
     "objective": {"tokens", "candidates"},
@@ -93,6 +93,10 @@ def test_a_plan_refuses_what_no_program_holds_and_names_what_one_does(axis: str,
         ),
         (["update.nonnegative=true"], "leave out update.weight_decay, update.nonnegative and update.rounding"),
         (["evaluation.mode=sequential", "evaluation.restore=in_place"], "use evaluation.restore=exact"),
+        (
+            ["perturbation=pezo_onthefly", "perturbation.length=perturbation"],
+            "perturbation=pezo_onthefly does not run on executorch: a program holds no scale for each place",
+        ),
         (["train.logits=all"], "use train.logits=answers"),
         (["prompt.shared=true"], "each row of a program is one text; use prompt.shared=false"),
         (
@@ -101,6 +105,10 @@ def test_a_plan_refuses_what_no_program_holds_and_names_what_one_does(axis: str,
         ),
         (["precision=w4a8", "device.delegate=none"], "XNNPACK alone multiplies it"),
         (["device.form=dual", "evaluation.mode=sequential"], "use evaluation.mode=both"),
+        (
+            ["space=random_subset", "space.refresh=5"],
+            "a program's entries are those of its export; use space.refresh=0",
+        ),
         (["train.flops=true"], "use train.flops=false"),
         (["train.objective=accuracy"], "objective accuracy does not run on executorch: a program computes the losses"),
         (["method=zero_shot"], "method.kind=zero_shot does not run on executorch: a program holds the steps of"),
@@ -135,7 +143,8 @@ def test_a_member_of_one_s_own_is_refused_even_if_its_base_runs(tmp_path: Path) 
     (tmp_path / "perturbation" / "mine.py").write_text(OWN)
     assert planned(tmp_path, TINY, AS_GIVEN, "perturbation=mine").trials
     (line,) = refused(tmp_path, TINY, ON, AS_GIVEN, "perturbation=mine")
-    assert line.endswith("does not run on executorch: it is a member of your own; use perturbation=gaussian")
+    held = "perturbation=gaussian or pezo_onthefly or pezo_pool"
+    assert line.endswith(f"does not run on executorch: it is a member of your own; use {held}")
 
 
 def test_a_trial_of_any_device_keeps_its_id_on_the_other_runtime_and_a_named_device_is_another_trial(

@@ -64,14 +64,15 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     built: dict[Path, tuple[Method, Method]] = {}
 
     def stored(key: Any, make: Any, check: Any) -> tuple[Program, Path]:
-        model, space, calls, frame, batch, of_scores = make.args
+        model, space, noise, calls, frame, batch, of_scores = make.args
         dual = make.keywords["dual"]
-        theta = ThetaVector(space.params, calls) if dual is None else Dual(space.params, calls, dual)
+        params = space.params
+        theta = ThetaVector(params, calls, noise) if dual is None else Dual(params, calls, noise, dual)
         forward, apply = Forward(model, space, theta, frame, batch, of_scores), Apply(theta)
         file = tmp_path / f"{len(built)}.pte"
         file.touch()
         built[file] = (lambda inputs: forward(*inputs)), (lambda inputs: [apply(*inputs)])
-        program = Program(calls, frame, batch, theta.names, theta.shapes, 0)
+        program = Program(calls, frame, batch, theta.names, theta.shapes, noise.cycles, 0)
         check(program, file)
         return program, file
 
@@ -109,6 +110,9 @@ def test_a_program_of_another_function_is_refused_with_the_figure(monkeypatch: p
         pytest.param(("space=dora", "estimator.q=1"), marks=pytest.mark.long),
         pytest.param(("space=vera", "space.rank=16", "estimator.q=1"), marks=pytest.mark.long),
         ("space=prefix", "estimator.q=1"),
+        ("space=random_subset", "space.density=0.01", "estimator.q=2"),
+        ("perturbation=pezo_pool", "perturbation.k=8", "estimator.q=2"),
+        ("perturbation=pezo_onthefly", "estimator.q=2"),
     ],
     ids="; ".join,
 )

@@ -1,7 +1,7 @@
 """A small program with the methods and arguments of edge/program.py, which exports in two seconds.
 
-theta has L parameters whose elements are all alike; z is word 0 of its address as a fraction. Scores are sines of a sum
-over theta times a feature of the row, so that losses depend on every argument.
+theta has L parameters whose elements are all alike; z is word 0 of its address as a fraction, or PeZO's. Scores are
+sines of a sum over theta times a feature of the row, so that losses depend on every argument.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps_edge import bundle
 from zo_sweeps_edge.bundle import Bundle, Settings, SplitRows, Training
+from zo_sweeps_edge.noise import Noise
 from zo_sweeps_edge.program import Calls
 
 STEPS, BATCH, PLACES, WIDTH, GROUP, START = 12, 3, 2, 16, 1024, 0.5
@@ -27,13 +28,15 @@ OWNER = [0, 1, 1, 2]  # parameter of each group of 1,024 elements
 
 
 class Theta(nn.Module):
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, noise: Noise | None) -> None:
         super().__init__()
-        self.calls = calls
+        self.calls, self.noise = calls, noise
         self.register_buffer("owner", torch.tensor(OWNER))
         self.register_buffer("value", torch.zeros(len(OWNER) * GROUP))
 
     def z(self, words: Tensor) -> Tensor:
+        if self.noise is not None:
+            return self.noise(words.unsqueeze(0))[0]
         of_group = words.index_select(0, self.owner)[:, :1].to(torch.float32) * 2.0**-31
         return of_group.expand(-1, GROUP).flatten()
 
@@ -76,19 +79,20 @@ class Apply(nn.Module):
 
 
 @cache
-def export(calls: Calls, rows_per_example: int, slots: int) -> bytes:
+def export(calls: Calls, rows_per_example: int, slots: int, noise: Noise | None = None) -> bytes:
     from executorch.exir import ExecutorchBackendConfig, to_edge
     from executorch.exir.passes import MemoryPlanningPass
 
-    theta, long = Theta(calls), torch.int64
-    P, q, L, N = calls.points, calls.q, len(PARAMETERS), calls.points * BATCH * rows_per_example
+    theta, long = Theta(calls, noise), torch.int64
+    P, q, N = calls.points, calls.q, calls.points * BATCH * rows_per_example
+    W = len(PARAMETERS) if noise is None else noise.addresses
     inputs = (
         *(torch.zeros(shape, dtype=long) for shape in ((N, WIDTH), (N, PLACES), (N, PLACES, slots))),
         *(torch.zeros(shape) for shape in ((N, PLACES, slots), (N, slots), (P, BATCH))),
         torch.zeros(P, BATCH, dtype=long),
-        torch.zeros(calls.directions, L, 2, dtype=torch.int32),
+        torch.zeros(calls.directions, W, 2, dtype=torch.int32),
         torch.zeros(1),
-        torch.zeros(q, L, 2, dtype=torch.int32),
+        torch.zeros(q, W, 2, dtype=torch.int32),
         torch.zeros(q, dtype=torch.float64),
         torch.zeros(1, dtype=torch.float64),
     )
@@ -166,11 +170,19 @@ def store(folder: Path, program: bytes, contents: Parts) -> Bundle:
 
 
 def write(
-    folder: Path, mode: Mode = Mode.BOTH, q: int = 2, rows_per_example: int = 1, slots: int = 2, **changes: Any
+    folder: Path,
+    mode: Mode = Mode.BOTH,
+    q: int = 2,
+    rows_per_example: int = 1,
+    slots: int = 2,
+    noise: Noise | None = None,
+    **changes: Any,
 ) -> Bundle:
     """Export the program and write a bundle; `changes` as for `parts`."""
     calls = Calls(q, mode)
-    program = export(calls, rows_per_example, slots)
+    program = export(calls, rows_per_example, slots, noise)
+    if noise is not None and noise.cycles is not None:
+        changes["cycles"] = (noise.cycles.stride, *noise.cycles.lengths)
     return store(folder, program, parts(calls, rows_per_example, slots, **changes))
 
 

@@ -39,7 +39,7 @@ def of_first_steps(
 
     Raises UserError if a loss differs by more than TOLERATED allows. Cost: the forwards of STEPS steps.
     """
-    method, rates, seed = bench.method(), bench.rates(), bench.config.seed
+    method, rates, seed = bench.method().bind(space.params), bench.rates(), bench.config.seed
     state: RunState | None = None
     pairs = []
     for step in range(1, min(STEPS, bench.config.train.steps) + 1):

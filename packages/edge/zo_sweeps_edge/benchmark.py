@@ -17,6 +17,7 @@ from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
 from zo_sweeps_edge.export import compiled, export, forward_inputs, traced
+from zo_sweeps_edge.noise import GaussianNoise
 from zo_sweeps_edge.program import FORWARD, Calls, Program
 from zo_sweeps_edge.rows import Frame
 
@@ -98,7 +99,8 @@ def _step(arch: dict[str, Any], calls: Calls, frame: Frame, batch: int, dual: fl
     """Return the program of a step."""
     model, fa = _model(arch), LoRAFA()
     space = fa.install(model.module, list(model.target_modules(fa.targets)), 0)
-    program, data = export(model, space, calls, frame, batch, _first, dual=dual)
+    noise = GaussianNoise([param.numel() for param in space.params.values()])
+    program, data = export(model, space, noise, calls, frame, batch, _first, dual=dual)
     return program, Loaded(data)
 
 

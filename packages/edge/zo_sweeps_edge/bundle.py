@@ -100,6 +100,7 @@ class Settings:
         clip: largest |projected_grad|; 0: any.
         parameters: (name, shape) of the trained parameters, in the space's order.
         evaluations: steps after which the dev split is scored.
+        cycles: stride and lengths of `noise.Cycles`; (): parameters have addresses of their own.
     """
 
     trial_id: str
@@ -117,13 +118,17 @@ class Settings:
     clip: float
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
     evaluations: tuple[int, ...]
+    cycles: tuple[int, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the lines of settings.txt. Python prints floats so that they are read back to the bit."""
-        single = {name: value for name, value in vars(self).items() if name not in ("parameters", "evaluations")}
+        single = {
+            name: value for name, value in vars(self).items() if name not in ("parameters", "evaluations", "cycles")
+        }
         return [
             *(f"{name} {value}" for name, value in single.items()),
             *(f"parameter {name} {prod(shape)}" for name, shape in self.parameters),
+            *([f"cycles {' '.join(map(str, self.cycles))}"] if self.cycles else []),
             *(f"evaluate {step}" for step in self.evaluations),
         ]
 
@@ -165,7 +170,7 @@ class Manifest:
             raise ValueError(f"format {data['format']!r} is not {FORMAT}, which this version of zo_sweeps reads")
         raw = dict(data["settings"])
         raw["parameters"] = tuple((str(name), tuple(map(int, shape))) for name, shape in raw["parameters"])
-        raw["evaluations"] = tuple(map(int, raw["evaluations"]))
+        raw |= {name: tuple(map(int, raw.get(name, ()))) for name in ("evaluations", "cycles")}
         settings = Settings(**raw)
         kinds: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "str": str}
         for field in fields(Settings):
@@ -336,6 +341,8 @@ def _contradiction(manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> st
         return "a number of the settings is out of range"
     if s.queries % s.directions or s.points not in (s.directions, 2 * s.directions):
         return f"{s.queries} queries cannot be divided into calls of {s.points} points and {s.directions} directions"
+    if s.cycles and (len(s.cycles) != 3 or min(s.cycles) < 1 or max(s.cycles) >= 2**31):
+        return f"cycles {s.cycles} are no stride and two lengths"
     if not re.fullmatch(r"[\w.-]+", s.trial_id, re.ASCII):  # it names a folder on the device
         return f"the trial_id {s.trial_id!r} has other characters than letters, digits, '.', '_' and '-'"
     if any(not re.fullmatch(r"[!-~]+", name) for name, _ in s.parameters):

@@ -76,6 +76,7 @@ def _settings(trial: Trial, config: TrialConfig, program: Program) -> bundle.Set
         eps=estimator.eps,
         clip=estimator.clip,
         parameters=tuple(zip(program.names, program.shapes, strict=True)),
+        cycles=() if program.cycles is None else (program.cycles.stride, *program.cycles.lengths),
         evaluations=tuple(evaluation_points(config.train.steps, config.train.eval_every)),
     )
 

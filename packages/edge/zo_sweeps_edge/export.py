@@ -18,7 +18,9 @@ from torch.export import ExportedProgram
 
 from zo_sweeps.engine.types import LanguageModel
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps_edge.entries_beside import entries_beside
 from zo_sweeps_edge.lowered import lowered
+from zo_sweeps_edge.noise import Noise
 from zo_sweeps_edge.program import APPLY, FORWARD, Apply, Calls, Dual, Forward, OfScores, Program, ThetaVector
 from zo_sweeps_edge.quantized import quantized_linears
 from zo_sweeps_edge.rows import MULTIPLE_OF, Frame
@@ -28,6 +30,7 @@ from zo_sweeps_edge.xnnpack import fewer_passes, partitioner, reshape_once
 def export(
     model: LanguageModel,
     space: InstalledSpace,
+    noise: Noise,
     calls: Calls,
     frame: Frame,
     batch: int,
@@ -39,6 +42,7 @@ def export(
     """Export a step over an installed space; return its sizes and the .pte file.
 
     Args:
+        noise: the directions.
         calls: the points of a call.
         frame: the sizes of the rows.
         batch: B, examples per point.
@@ -48,14 +52,16 @@ def export(
 
     Cost: tracing the model, and packing its weights: tens of seconds for a small model.
     """
-    theta = ThetaVector(space.params, calls) if dual is None else Dual(space.params, calls, dual)
+    params = space.params
+    theta = ThetaVector(params, calls, noise) if dual is None else Dual(params, calls, noise, dual)
     forward = Forward(model, space, theta, frame, batch, of_scores)
-    inputs = forward_inputs(calls, frame, batch, len(theta.names))
+    inputs = forward_inputs(calls, frame, batch, noise.addresses)
     with torch.no_grad(), _quiet():
         apply = torch.export.export(Apply(theta), (*inputs[-3:], torch.zeros(1, dtype=torch.int64)), strict=False)
-    methods = {FORWARD: traced(forward, model, inputs, frame, delegate), APPLY: apply}
+    with entries_beside(model.module, space):
+        methods = {FORWARD: traced(forward, model, inputs, frame, delegate), APPLY: apply}
     data, planned_bytes = compiled(methods, [FORWARD] if delegate else [])
-    return Program(calls, frame, batch, theta.names, theta.shapes, planned_bytes), data
+    return Program(calls, frame, batch, theta.names, theta.shapes, noise.cycles, planned_bytes), data
 
 
 def traced(
@@ -109,15 +115,15 @@ def compiled(methods: Mapping[str, ExportedProgram], delegated: Collection[str])
     return bytes(planned.buffer), planned_bytes
 
 
-def forward_inputs(calls: Calls, frame: Frame, batch: int, params: int) -> tuple[Tensor, ...]:
-    """Return inputs of `forward` of the largest T, of zeros."""
+def forward_inputs(calls: Calls, frame: Frame, batch: int, addresses: int) -> tuple[Tensor, ...]:
+    """Return inputs of `forward` of the largest T, of zeros, for directions of so many addresses."""
     P, S, A = calls.points, frame.slots_per_row, frame.places
     N = P * batch * frame.rows_per_example
     long = partial(torch.zeros, dtype=torch.int64)
     words, double = partial(torch.zeros, dtype=torch.int32), partial(torch.zeros, dtype=torch.float64)
     rows = (long(N, frame.tokens), long(N, A), long(N, A, S), torch.zeros(N, A, S), torch.zeros(N, S))
-    points = (torch.zeros(P, batch), long(P, batch), words(calls.directions, params, 2), torch.zeros(1))
-    return (*rows, *points, words(calls.q, params, 2), double(calls.q), double(1))
+    points = (torch.zeros(P, batch), long(P, batch), words(calls.directions, addresses, 2), torch.zeros(1))
+    return (*rows, *points, words(calls.q, addresses, 2), double(calls.q), double(1))
 
 
 @contextmanager

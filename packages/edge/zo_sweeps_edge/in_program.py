@@ -14,10 +14,16 @@ from torch import Tensor
 from zo_sweeps.core.files import Cached
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.memory_parts import MEMORY
+from zo_sweeps.engine.layers.sparse import Sparse
+from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
+from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
+from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.definition import identity, write
+from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig, code_of
 from zo_sweeps.run.runner import OF_AN_ENGINE, Work
@@ -25,6 +31,8 @@ from zo_sweeps.run.training import ZerothOrderRunner
 from zo_sweeps.run.workbench import Workbench
 from zo_sweeps_edge import agreement, store
 from zo_sweeps_edge.export import export
+from zo_sweeps_edge.noise import GaussianNoise, Noise
+from zo_sweeps_edge.pezo_noise import PooledNoise, RegisterNoise
 from zo_sweeps_edge.program import Calls, Program
 from zo_sweeps_edge.rows import Frame
 from zo_sweeps_edge.scored import scored
@@ -95,17 +103,32 @@ def program_of(bench: Workbench, space: InstalledSpace) -> tuple[Program, Path]:
     dual = abs(config.estimator.points(0, 1)[0].scale) if config.device.keeps_copies else None
     assert config.train.batch is not None
     batch, objective = config.train.batch, bench.objective
+    noise = noise_of(bench.method().bind(space.params).perturbation, space, config.seed)
+    masks = space.masks if isinstance(space, Sparse) else {}
     key = {
         **_logged(config, code_of(config)),
         "objective": identity(objective),
+        "noise": identity(config.perturbation),
         "sizes": write([calls, frame, batch]),
+        "masks": digest({**masks, **space.params}) if masks else None,
         "dual": dual,
         "delegate": config.device.delegate,
         "versions": [version(package) for package in ("executorch", "torch", "transformers")],
     }
-    make = partial(export, bench.model, space, calls, frame, batch, objective.of_scores)
+    make = partial(export, bench.model, space, noise, calls, frame, batch, objective.of_scores)
     make = partial(make, dual=dual, delegate=config.device.delegate == "xnnpack")
     return store.stored(key, make, partial(compare, bench))
+
+
+def noise_of(perturbation: Perturbation, space: InstalledSpace, seed: int) -> Noise:
+    """Return the directions of a trial as a program makes them, of a perturbation that is bound to the parameters."""
+    sizes = [param.numel() for param in space.params.values()]
+    if isinstance(perturbation, PeZOPool):
+        return PooledNoise(perturbation, sizes, seed)
+    if isinstance(perturbation, PeZOOnTheFly):
+        return RegisterNoise(perturbation, sizes, seed)
+    assert isinstance(perturbation, Gaussian), f"no program draws {perturbation.name}"
+    return GaussianNoise(sizes)
 
 
 def compare(bench: Workbench, program: Program, data: bytes) -> None:

@@ -1,7 +1,11 @@
-"""The addressed Gaussian noise of `zo_sweeps.engine.noise`, in operations that an exported program can have.
+"""The engine's directions in operations that an exported program can have; Gaussian ones. PeZO's: pezo_noise.py.
 
-The words, the polynomials and the order of rounding are the engine's. Operations that ExecuTorch does not have, or has
-in slow kernels (a comparison takes as long as a hundred additions, a broadcast as five), are rewritten:
+A call names a direction by W addresses of two words: the hashes of each parameter's address (Gaussian), or one place in
+two cycles (`Cycles`), which the caller computes; see `Program.words`.
+
+Words, polynomials and the order of rounding of the Gaussian noise are those of `zo_sweeps.engine.noise`. Operations
+that ExecuTorch does not have, or has in slow kernels (a comparison takes as long as a hundred additions, a broadcast as
+five), are rewritten:
 
     j xor k0, ...         counters and keys are written out over the lanes first, once per parameter and not per element
     x >> s (logical)      (x >> s) and (2^(32 - s) - 1)
@@ -23,6 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +45,53 @@ def padded(count: int) -> int:
     return -(-count // GROUP) * GROUP
 
 
+@dataclass(frozen=True)
+class Cycles:
+    """Where directions begin: direction t = (step - 1) q + query of a run at place t stride of two cycles.
+
+    Args:
+        stride: places from one direction to the next, at least 1.
+        lengths: of the cycles.
+    """
+
+    stride: int
+    lengths: tuple[int, int]
+
+    def start(self, drawn: int) -> tuple[int, int]:
+        """Return the places at which a direction begins, `drawn` others before it."""
+        first, second = (drawn * self.stride % length for length in self.lengths)
+        return first, second
+
+
 class Noise(nn.Module):
     """The directions z of all parameters, each as one vector, from the words of their addresses.
+
+    Attributes:
+        addresses: W.
+        cycles: where directions begin; None: parameters have addresses of their own.
+    """
+
+    addresses: int
+    cycles: Cycles | None = None
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Return z [D, d], fp32, each parameter padded to whole groups.
+
+        Args:
+            words: [D, W, 2] int32, the addresses of the directions.
+        """
+        if torch.compiler.is_exporting():
+            directions: Tensor = map_over(self._direction, words)  # type: ignore[arg-type]  # it has no further inputs
+            return directions
+        return torch.stack([self._direction(one) for one in words])
+
+    def _direction(self, words: Tensor) -> Tensor:
+        """Return one direction, [d], from its addresses [W, 2]."""
+        raise NotImplementedError
+
+
+class GaussianNoise(Noise):
+    """N(0, 1): each parameter from the hash of its own address.
 
     Args:
         sizes: elements per parameter, in the space's order.
@@ -55,6 +105,7 @@ class Noise(nn.Module):
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
+        self.addresses = len(sizes)
         groups = [padded(size) // GROUP for size in sizes]
         counters = torch.arange(max(groups) * LANES, dtype=torch.int32).view(-1, LANES)
         self.register_buffer(
@@ -66,17 +117,6 @@ class Noise(nn.Module):
         factors = torch.tensor([signed(M1), signed(M2), signed(M3)], dtype=torch.int32)
         self.register_buffer("factors", factors.unsqueeze(1).repeat(1, LANES), persistent=False)
         self.register_buffer("lanes", torch.zeros(LANES, dtype=torch.int32), persistent=False)
-
-    def forward(self, words: Tensor) -> Tensor:
-        """Return z [D, d], fp32, each parameter padded to whole groups.
-
-        Args:
-            words: [D, L, 2] int32, `engine.noise.words_of` each parameter, per direction.
-        """
-        if torch.compiler.is_exporting():
-            directions: Tensor = map_over(self._direction, words)  # type: ignore[arg-type]  # it has no further inputs
-            return directions
-        return torch.stack([self._direction(one) for one in words])
 
     def _direction(self, words: Tensor) -> Tensor:
         k0, k1 = ((words[:, i : i + 1] + self.lanes).index_select(0, self.owner) for i in range(2))

@@ -7,8 +7,8 @@
 The caller reads the losses, computes the projected gradients g and passes them to the next call; a last `Apply`
 flushes.
 
-Letters: P points and D directions per call, q queries per step, L trained parameters, N = P * R rows, T tokens,
-A places per row, S slots per row, B examples per point, C slots per example (see rows.py).
+Letters: P points and D directions per call, q queries per step, W addresses per direction (see noise.py), N = P * R
+rows, T tokens, A places per row, S slots per row, B examples per point, C slots per example (see rows.py).
 
 Source: P-RGE (arXiv:2409.15520), Algorithm 1 and section 4.3; Bytebots 4.2 for the seed in place of the second copy.
 """
@@ -23,10 +23,12 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from zo_sweeps.engine.noise import words_of
 from zo_sweeps.engine.types import LanguageModel
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps_edge.noise import Noise, padded
+from zo_sweeps_edge.noise import Cycles, Noise, padded
 from zo_sweeps_edge.rows import Frame
 
 FORWARD, APPLY = "forward", "apply"  # a program's methods
@@ -74,7 +76,8 @@ class Program:
         calls: the points of a call.
         frame: the sizes of the rows.
         batch: B.
-        names, shapes: the trained parameters, in the order of the words.
+        names, shapes: the trained parameters, in the space's order.
+        cycles: where the directions begin, if parameters have no addresses of their own.
         planned_bytes: memory that the runtime plans for intermediate values and theta; weights are not included.
     """
 
@@ -83,6 +86,7 @@ class Program:
     batch: int
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    cycles: Cycles | None
     planned_bytes: int
 
     @property
@@ -94,6 +98,14 @@ class Program:
     def starts(self) -> tuple[int, ...]:
         """Where each parameter begins in theta as one vector."""
         return starts_of(self.shapes)[:-1]
+
+    def words(self, keys: Sequence[NoiseKey]) -> Tensor:
+        """Return the addresses of directions, [len(keys), W, 2] int32; step 0, of no update, has some address."""
+        if self.cycles is None:
+            each = [[words_of(key, name) for name in self.names] for key in keys]
+        else:
+            each = [[self.cycles.start((max(key.step, 1) - 1) * self.calls.q + key.query)] for key in keys]
+        return torch.tensor(each, dtype=torch.int32)
 
 
 def starts_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -109,16 +121,16 @@ class ThetaVector(nn.Module):
     Args:
         params: initial values, in the space's order.
         calls: the points of a call.
+        noise: the directions.
     """
 
     value: Tensor
     initial: Tensor
 
-    def __init__(self, params: Mapping[str, Tensor], calls: Calls) -> None:
+    def __init__(self, params: Mapping[str, Tensor], calls: Calls, noise: Noise) -> None:
         super().__init__()
-        self.names, self.calls = tuple(params), calls
+        self.names, self.calls, self.noise = tuple(params), calls, noise
         self.shapes = tuple(tuple(param.shape) for param in params.values())
-        self.noise = Noise([prod(shape) for shape in self.shapes])
         *self.starts, end = starts_of(self.shapes)
         initial = torch.zeros(end)
         for start, param in zip(self.starts, params.values(), strict=True):
@@ -185,9 +197,9 @@ class Dual(ThetaVector):
     Source: the paper prints q = 1; the sum over q directions is ours. Memory: 2 q copies of theta.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], calls: Calls, eps: float) -> None:
+    def __init__(self, params: Mapping[str, Tensor], calls: Calls, noise: Noise, eps: float) -> None:
         assert calls.per_step == 1, "the copies of a step's points are those of one call"
-        super().__init__(params, calls)
+        super().__init__(params, calls, noise)
         self.eps = eps
 
     def current(self) -> Tensor:
@@ -254,9 +266,9 @@ class Forward(nn.Module):
             bias: [N, S] fp32, 0; -inf for an empty slot.
             share: [P, B] fp32, the share of each example in the loss.
             gold: [P, B] int64, slots of the gold candidates.
-            words: [D, L, 2] int32, the addresses of this call's directions.
+            words: [D, W, 2] int32, the addresses of this call's directions.
             eps: [1] fp32, the scale of the points; 0 evaluates theta itself.
-            past: [q, L, 2] int32, the addresses of the pending update's directions.
+            past: [q, W, 2] int32, the addresses of the pending update's directions.
             grads: [q] fp64, their projected gradients; 0 for no update.
             lr: [1] fp64, its learning rate.
         """

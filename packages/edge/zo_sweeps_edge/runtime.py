@@ -10,6 +10,7 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import Cached
 from zo_sweeps.core.memory_parts import Part
+from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.definition import Definition, own_source
@@ -22,10 +23,10 @@ from zo_sweeps_edge.memory import program_memory
 HELD = {
     "kind": (("zo",), "a program holds the steps of zeroth-order training"),
     "estimator": (("rge",), "the points of a program are theta + eps z and theta - eps z of every direction"),
-    "perturbation": (("gaussian",), "a program generates Gaussian noise only"),
+    "perturbation": (("gaussian", "pezo_onthefly", "pezo_pool"), "a program draws Gaussian noise and PeZO's"),
     "space": (
-        ("dora", "lora", "lora_fa", "prefix", "vera"),
-        "the weights of a program are constants: only parameters beside them can be trained",
+        ("dora", "lora", "lora_fa", "outliers", "prefix", "random_subset", "sensitive", "vera"),
+        "the weights of a program are constants: only parameters beside them, and chosen entries, can be trained",
     ),
     "update": (("sgd",), "the update inside a program is theta - lr * ghat, without a state"),
     "precision": (("fp16", "fp32", "w4a8"), "XNNPACK, which multiplies in a program, has no kernels for it"),
@@ -54,6 +55,8 @@ def outside(part: Definition) -> str:
             "the update inside a program is theta - lr * ghat; leave out update.weight_decay, update.nonnegative "
             "and update.rounding"
         )
+    if isinstance(part, PeZOOnTheFly) and part.length == "perturbation":
+        return "a program holds no scale for each place at which a direction may begin; use perturbation.length=block"
     return ""
 
 
@@ -87,6 +90,8 @@ class ExecuTorch(Runtime):
         if precision.rounds_activations and space.multiplies_others:
             parts = f"space={space.name} over precision={precision.name}"
             yield f"{parts} {CANNOT}: it multiplies by the weights themselves"
+        if space.renewed_every:
+            yield f"space.refresh {CANNOT}: a program's entries are those of its export; use space.refresh=0"
         if precision.rounds_activations and device.delegate == "none":
             yield f"precision={precision.name} with device.delegate=none {CANNOT}: XNNPACK alone multiplies it"
         if device.keeps_copies and not config.evaluation.one_forward(config.estimator.budget):

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from zo_sweeps.engine.batch import Example
-from zo_sweeps.engine.noise import words_of
 from zo_sweeps.engine.types import Evaluate
 from zo_sweeps.methods.objective import Objective
 from zo_sweeps.methods.points import NoiseKey, Point
@@ -150,7 +149,7 @@ class Session:
             keys: of each point.
             scale: of the first point.
         """
-        words, eps = self._words(list(dict.fromkeys(keys))), torch.tensor([scale], dtype=torch.float32)
+        words, eps = self._program.words(list(dict.fromkeys(keys))), torch.tensor([scale], dtype=torch.float32)
         inputs = (*(torch.from_numpy(array) for array in arrays), words, eps, *self._update())
         losses, scores = self._forward(inputs)
         self._pending = (0.0,) * self._program.calls.q
@@ -169,10 +168,6 @@ class Session:
 
     def _update(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the pending update as the program takes it: words, projected gradients, learning rate."""
-        past = self._words([NoiseKey(self._seed, self._steps, query) for query in range(self._program.calls.q)])
+        past = self._program.words([NoiseKey(self._seed, self._steps, query) for query in range(self._program.calls.q)])
         grads = torch.tensor(self._pending, dtype=torch.float64)
         return past, grads, torch.tensor([self._rates(max(1, self._steps))], dtype=torch.float64)
-
-    def _words(self, keys: Sequence[NoiseKey]) -> Tensor:
-        """Return the addresses of directions, [len(keys), L, 2]."""
-        return torch.tensor([[words_of(key, name) for name in self._program.names] for key in keys], dtype=torch.int32)

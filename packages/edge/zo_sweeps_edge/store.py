@@ -16,6 +16,7 @@ from zo_sweeps.core.files import Cached, cache_folder, locked, new_folder
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps_edge.noise import Cycles
 from zo_sweeps_edge.program import Calls, Program
 from zo_sweeps_edge.rows import Frame
 
@@ -67,4 +68,5 @@ def _folder() -> Path:
 def _program(data: Any) -> Program:
     calls = Calls(data["calls"]["q"], Mode(data["calls"]["mode"]))
     names, shapes = tuple(data["names"]), tuple(tuple(shape) for shape in data["shapes"])
-    return Program(calls, Frame(**data["frame"]), data["batch"], names, shapes, data["planned_bytes"])
+    cycles = data["cycles"] and Cycles(data["cycles"]["stride"], tuple(data["cycles"]["lengths"]))
+    return Program(calls, Frame(**data["frame"]), data["batch"], names, shapes, cycles, data["planned_bytes"])

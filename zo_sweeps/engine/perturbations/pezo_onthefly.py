@@ -97,21 +97,31 @@ class PeZOOnTheFly(Whole):
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         n, device = self.registers, torch.device(device)
-        start = self.layout.drawn_before(key) * self.clocks(self.layout.d)
+        start = self.layout.drawn_before(key) * self.stride
         offset, count = self.layout.offsets[name], shape.numel()
         first, last = offset // n, -(-(offset + count) // n)
-        table_of_values = pezo.values(self.bits, self.leap, self.center, device)
-        rotations = pezo.windows(key.seed, n, self.bits, device)
-        array = (key.seed, n, self.bits, self.leap, self.center)
+        table_of_values, rotations, table, addresses = self.tables(key.seed, device)
         out = torch.empty(last - first, n, device=device)
         rows = pezo.BLOCK // n if device.type == "cpu" else max(last - first, 1)
         for row in range(0, last - first, rows):
             block, clock = out[row : row + rows], start + first + row
             numbers = lfsr.read(table_of_values, rotations, clock, len(block))
             if self.length == "perturbation":
+                array = (key.seed, n, self.bits, self.leap, self.center)
                 factor = pezo.direction_factor(*array, self.rounding, self.layout.d, start)
                 torch.mul(numbers, factor, out=block)
             else:
-                table, addresses = pezo.block_factors(*array, self.address, self.rounding, device)
                 torch.mul(numbers, lfsr.read(table, addresses, clock, len(block)), out=block)
         return out.view(-1)[offset - first * n :][:count].view(shape)
+
+    @property
+    def stride(self) -> int:
+        """a, the clocks from one direction's start to the next."""
+        return self.clocks(self.layout.d)
+
+    def tables(self, seed: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return `pezo.values`, `pezo.windows` and the two of `pezo.block_factors`."""
+        n, numbers = self.registers, (self.bits, self.leap, self.center)
+        windows = pezo.windows(seed, n, self.bits, device)
+        factors = pezo.block_factors(seed, n, *numbers, self.address, self.rounding, device)
+        return pezo.values(*numbers, device), windows, *factors

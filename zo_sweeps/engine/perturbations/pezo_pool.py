@@ -68,13 +68,21 @@ class PeZOPool(Whole):
         return super().bind(layout)
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        d, N = self.layout.d, self.size
-        start = self.layout.drawn_before(key) * advance(self.advance, d, N) % N
-        stored = (key.seed, self.k, self.stored_bits)
-        sums = pezo.energy(*stored)
-        if self.length == "pool":
-            m, squares = N, sums[N]
-        else:
-            m, squares = d, d // N * sums[N] + sums[start + d % N] - sums[start]
-        numbers = pezo.scaled(*stored, squares**0.5, m, self.rounding, torch.device(device))
+        N = self.size
+        start = self.layout.drawn_before(key) * self.stride % N
+        stored, scale = (key.seed, self.k, self.stored_bits), self.scale(key.seed, start)
+        numbers = pezo.scaled(*stored, *scale, torch.device(device))
         return pezo.cyclic(numbers, (start + self.layout.offsets[name]) % N, shape.numel()).view(shape)
+
+    @property
+    def stride(self) -> int:
+        """a, the places from one direction's start to the next."""
+        return advance(self.advance, self.layout.d, self.size)
+
+    def scale(self, seed: int, start: int) -> tuple[float, int, str]:
+        """Return the arguments of `pezo.factor` for the direction that starts at a place of the pool."""
+        d, N, sums = self.layout.d, self.size, pezo.energy(seed, self.k, self.stored_bits)
+        m, squares = (
+            (N, sums[N]) if self.length == "pool" else (d, d // N * sums[N] + sums[start + d % N] - sums[start])
+        )
+        return squares**0.5, m, self.rounding

@@ -56,6 +56,5 @@ class Sensitive(SparseSpace):
 
     def install(self, module: nn.Module, layers: Sequence[str], seed: int, mask: Found | None = None) -> InstalledSpace:
         assert mask is not None, "compute the mask before installing the space"
-        return sparse.Sparse(
-            module, mask.masks, self.refresh, mask.find, apart=self.product == "addmm", values=mask.values
-        )
+        masks = {name: mask.masks[name] for name in layers if name in mask.masks}  # a stored one has another order
+        return sparse.Sparse(module, masks, self.refresh, mask.find, apart=self.product == "addmm", values=mask.values)

@@ -228,6 +228,13 @@ Bundle read_bundle(const std::string& folder) {
     if (parts.size() != 2) settings.fail("'parameter' needs a name and a number of elements: " + line);
     bundle.parameters.emplace_back(parts[0], settings.count(parts[1]));
   }
+  for (const std::string& line : settings.all("cycles")) {
+    const std::vector<std::string> parts = words(line);
+    if (parts.size() != 3) settings.fail("'cycles' needs a stride and two lengths: " + line);
+    bundle.stride = settings.count(parts[0]);
+    for (size_t i = 0; i < 2; ++i) bundle.cycles[i] = settings.count(parts[i + 1]);
+    if (!bundle.stride || !bundle.cycles[0] || !bundle.cycles[1]) settings.fail("'cycles' must be at least 1: " + line);
+  }
   for (const std::string& step : settings.all("evaluate")) bundle.evaluations.insert(settings.count(step));
   std::map<std::string, File> named;
   for (const std::string& line : settings.all("file")) {

@@ -1,7 +1,7 @@
 // A trial's bundle: the folder that edge/bundle.py writes. Every file is checked when it is opened.
 //
-// Letters: P points and D directions per call, q queries per step, L trained parameters, B examples per point, K rows
-// per example, N = P * B * K rows per call, T tokens, A places per row, S slots per row.
+// Letters: P points and D directions per call, q queries per step, W addresses per direction, B examples per point,
+// K rows per example, N = P * B * K rows per call, T tokens, A places per row, S slots per row.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,8 @@ struct Bundle {
   size_t multiple = 0;  // T of a call is rounded up to a multiple of it
   double eps = 0, clip = 0;
   std::vector<std::pair<std::string, size_t>> parameters;  // name, elements; in the space's order
+  size_t stride = 0;          // from one direction's start to the next, in both cycles; 0: parameters have hashes
+  size_t cycles[2] = {0, 0};  // their lengths
   std::set<size_t> evaluations;                            // steps after which dev is scored
   std::vector<double> rates;                               // [steps], learning rate of each step
   std::vector<uint32_t> order;                             // [steps, B], examples of each step; their number: none
@@ -42,6 +44,7 @@ struct Bundle {
   Split train, dev, test;
 
   bool both_signs() const { return points == 2 * directions; }
+  size_t addresses() const { return stride ? 1 : parameters.size(); }  // W
   size_t rows_per_call() const { return points * batch * rows_per_example; }
   const Split& split(const std::string& name) const;
 };

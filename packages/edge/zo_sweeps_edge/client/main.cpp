@@ -153,10 +153,16 @@ class Run {
     return kDone;
   }
 
-  // The addresses of `count` directions of a step, [count, L, 2]: engine/noise.py, words_of.
+  // The addresses of `count` directions of a step, [count, W, 2]: edge/program.py, words. No step is step 0.
   std::vector<int32_t> words_of(size_t step, size_t first, size_t count) const {
     std::vector<int32_t> words;
     for (size_t query = first; query < first + count; ++query) {
+      if (bundle_.stride) {
+        const uint64_t drawn = uint64_t{std::max<size_t>(step, 1) - 1} * bundle_.queries + query;  // before this one
+        for (const uint64_t length : bundle_.cycles)  // of 31 bits, as the stride: products do not overflow
+          words.push_back(static_cast<int32_t>(drawn % length * (bundle_.stride % length) % length));
+        continue;
+      }
       for (const auto& parameter : bundle_.parameters) {
         const auto digest =
             blake2b8(bundle_.seed + "/" + std::to_string(step) + "/" + std::to_string(query) + "/" + parameter.first);

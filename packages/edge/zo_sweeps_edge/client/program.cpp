@@ -80,32 +80,32 @@ std::vector<EValue> Program::call(const char* method, std::vector<TensorPtr> inp
 }
 
 std::vector<float> Program::apply(const Update& update, int64_t fresh) {
-  const size_t q = bundle_.queries, L = bundle_.parameters.size();
+  const size_t q = bundle_.queries, W = bundle_.addresses();
   const std::vector<double> rate = {update.rate};
   const std::vector<int64_t> flag = {fresh};
   const auto outputs =
-      call("apply", {tensor(update.past, {q, L, 2}), tensor(update.grads, {q}), tensor(rate, {1}), tensor(flag, {1})});
+      call("apply", {tensor(update.past, {q, W, 2}), tensor(update.grads, {q}), tensor(rate, {1}), tensor(flag, {1})});
   if (outputs.size() != 1) throw Failure("'apply' does not return theta alone");
   return values_of<float>(outputs[0]);
 }
 
 void Program::restart() {
-  const size_t q = bundle_.queries, L = bundle_.parameters.size();
-  apply({std::vector<int32_t>(q * L * 2), std::vector<double>(q), 0.0}, 1);
+  const size_t q = bundle_.queries, W = bundle_.addresses();
+  apply({std::vector<int32_t>(q * W * 2), std::vector<double>(q), 0.0}, 1);
 }
 
 std::vector<float> Program::apply(const Update& update) { return apply(update, 0); }
 
 Output Program::forward(const Rows& rows, const std::vector<int32_t>& words, double eps, const Update& update) {
   const size_t N = rows.count, A = bundle_.places, S = bundle_.slots, P = bundle_.points, B = bundle_.batch;
-  const size_t D = bundle_.directions, q = bundle_.queries, L = bundle_.parameters.size();
+  const size_t D = bundle_.directions, q = bundle_.queries, W = bundle_.addresses();
   const std::vector<float> scale = {static_cast<float>(eps)};
   const std::vector<double> rate = {update.rate};
   const auto outputs =
       call("forward", {tensor(rows.ids, {N, rows.width}), tensor(rows.columns, {N, A}), tensor(rows.tokens, {N, A, S}),
                        tensor(rows.weights, {N, A, S}), tensor(rows.bias, {N, S}), tensor(rows.share, {P, B}),
-                       tensor(rows.gold, {P, B}), tensor(words, {D, L, 2}), tensor(scale, {1}),
-                       tensor(update.past, {q, L, 2}), tensor(update.grads, {q}), tensor(rate, {1})});
+                       tensor(rows.gold, {P, B}), tensor(words, {D, W, 2}), tensor(scale, {1}),
+                       tensor(update.past, {q, W, 2}), tensor(update.grads, {q}), tensor(rate, {1})});
   if (outputs.size() != 2) throw Failure("'forward' does not return losses and scores");
   Output output = {values_of<double>(outputs[0]), values_of<float>(outputs[1])};
   if (output.losses.size() != P || output.scores.size() != N * S)

@@ -20,7 +20,7 @@ struct Rows {
 
 // An update of theta that is not applied yet; gradients of 0 leave theta as it is.
 struct Update {
-  std::vector<int32_t> past;  // [q, L, 2]
+  std::vector<int32_t> past;  // [q, W, 2]
   std::vector<double> grads;  // [q]
   double rate = 0;
 };
