@@ -43,6 +43,8 @@ def of_states(*states: str) -> list[Record]:
         (of_states("MISSING", "MISSING"), CellState.MISSING, "no data"),
         (of_states("DIVERGED", "DIVERGED"), CellState.DIVERGED, "diverged"),
         (of_states("OUT_OF_MEMORY"), CellState.OUT_OF_MEMORY, "OOM"),
+        (of_states("STOPPED", "STOPPED"), CellState.NOT_RUN, "–"),
+        (of_states("STOPPED", "OUT_OF_MEMORY"), CellState.OUT_OF_MEMORY, "OOM"),
         (of_states("FAILED", "LOST"), CellState.FAILED, "failed"),
         (of_states("SUCCEEDED", "FAILED"), CellState.PARTIAL, "90.0 1/2"),
         (of_states("SUCCEEDED", "DIVERGED"), CellState.DONE, "90.0"),

@@ -339,6 +339,8 @@ def _empty(candidates: list[HyperparameterSetting], spec: TableSpec) -> tuple[Ce
     of_settings = [{record.state for record in setting.records} for setting in candidates]
     out = [TrialState.OUT_OF_MEMORY.value in of for of in of_settings if TrialState.STOPPED.value not in of]
     stopped = _stopped(records)
+    if not out:  # no setting was selected, or kept
+        return CellState.NOT_RUN, stopped
     if all(out):
         return CellState.OUT_OF_MEMORY, stopped
     return CellState.DIVERGED, [*([BOTH_FAILURES] if any(out) else []), *stopped]
