@@ -48,8 +48,9 @@ PLAIN = [name for name, kind in TYPES.items() if is_dataclass(kind) and name not
 
 @cache
 def example(kind: str = "zo") -> TrialConfig:
-    """A trial of the demo grid as it was planned, of a method of this kind."""
-    planned_kinds = {config.method.kind.name: config for config in reversed(configs(named("quickstart")))}
+    """A trial of the demo grid as it was planned, over adapters, of a method of this kind."""
+    plan = named("quickstart", "~grid.blocks.fo_full", "~grid.blocks.mezo", "grid.tables={}")
+    planned_kinds = {config.method.kind.name: config for config in reversed(configs(plan))}
     if kind in planned_kinds:
         return planned_kinds[kind]
     text = {"text": "Once"} if kind == "generate" else {}

@@ -9,9 +9,11 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
@@ -175,7 +177,7 @@ def test_watching_writes_until_the_sweep_has_ended(
 ) -> None:
     drivers, pauses = ["pid 1", "pid 1", ""], list[float]()
     monkeypatch.setattr(browse, "driver_of", lambda _: drivers.pop(0))
-    monkeypatch.setattr(browse.time, "sleep", pauses.append)
+    monkeypatch.setattr(browse, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append))
     given = ["+grid=tiny", f"state_dir={folder / 'state'}", "--config-dir", str(folder / "conf")]
     in_process(capsys, "report", *given, "--watch", "--output", str(tmp_path / "a b.html"))
     assert (drivers, len(pauses)) == ([], 2)

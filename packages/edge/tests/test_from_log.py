@@ -47,7 +47,7 @@ def written(
     def program_of(bench: Workbench, space: Any) -> tuple[Program, Path]:
         frame = Frame.of((*bench.splits.train, *bench.splits.dev, *bench.splits.test), bench.objective.gold_only)
         names, shapes = tuple(space.params), tuple(tuple(param.shape) for param in space.params.values())
-        return Program(Calls(2, bench.config.evaluation.mode), frame, 4, names, shapes, PLANNED), file
+        return Program(Calls(2, bench.config.evaluation.mode), frame, 4, names, shapes, None, PLANNED), file
 
     monkeypatch.setattr(bundles, "program_of", program_of)
     bundles.write(trial, "", folder)

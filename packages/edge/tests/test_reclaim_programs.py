@@ -25,7 +25,7 @@ def test_a_program_is_found_by_what_its_trials_journal_says(
 
     def export(model: Any, space: Any, calls: Any, frame: Any, batch: int, *_: Any, **__: Any) -> tuple[Program, bytes]:
         exported.append(b"a program")
-        return Program(calls, frame, batch, (), (), 0), exported[-1]
+        return Program(calls, frame, batch, (), (), None, 0), exported[-1]
 
     monkeypatch.setattr(in_program, "export", export)  # half a minute
     monkeypatch.setattr(in_program, "compare", lambda *_: None)
