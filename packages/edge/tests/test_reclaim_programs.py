@@ -23,7 +23,9 @@ def test_a_program_is_found_by_what_its_trials_journal_says(
     pytest.importorskip("executorch", reason="needs the extra [edge]")
     exported: list[bytes] = []
 
-    def export(model: Any, space: Any, calls: Any, frame: Any, batch: int, *_: Any, **__: Any) -> tuple[Program, bytes]:
+    def export(
+        model: Any, space: Any, noise: Any, calls: Any, frame: Any, batch: int, *_: Any, **__: Any
+    ) -> tuple[Program, bytes]:
         exported.append(b"a program")
         return Program(calls, frame, batch, (), (), None, 0), exported[-1]
 
