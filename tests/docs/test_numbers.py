@@ -309,6 +309,21 @@ def test_the_league_s_table_is_that_of_its_archives() -> None:
     assert sorted(round(1e4 * row["cosine"]) for row in cosines) == sorted(int(line[-1]) for line in lines if line[-1])
 
 
+def test_the_table_of_clients_is_that_of_its_archives() -> None:
+    lines = table("LEAGUE", "|                             | SST-2, sentences |")
+    tasks = ["clients_sst2_sent", "clients_trec"]
+    assert {row for row, *_ in lines} == league(tasks[0]).keys() == league(tasks[1]).keys()
+    for row, *cells, difference, rounds, sent, received in lines:
+        for task, cell in zip(tasks, cells, strict=True):
+            check(cell, *mean_and_spread(right(task, row).values()))
+        mezo = "MeZO, one process"
+        check(difference, *(ahead(row, mezo, tasks, len(lines) - 1) if row != mezo else ()))
+        runs = [run for task in tasks for run in chosen(task, row).values()]
+        assert {run.get("rounds") for run in runs} == {float(rounds) if rounds else None}
+        for cell, name in ((sent, "client_bytes_up"), (received, "client_bytes_down")):
+            check(cell.replace(",", ""), *([fmean(run[name] for run in runs) / 1000] if cell else ()))
+
+
 def test_the_league_s_releases_are_those_of_its_archive() -> None:
     lines = table("LEAGUE", "| SST-2       | as published |")
     compared = len([row for row in league("sst2") if row.endswith("as released")])
