@@ -37,9 +37,10 @@ class Federated(OfClients, ZerothOrder):
     that is measured, is one row of one client against its replacement by any other, towards all who see the messages
     or the log, the server included; not the number of rows, and nothing towards the client's own machine. Minibatches
     are public, so that no privacy is claimed for rows that were not drawn. A client in a process of its own draws from
-    the operating system and answers for no step twice; a simulated one's noise is seeded, for study. Epsilon is of one
-    trial: further trials, seeds or rates with the same rows add theirs. A step has no train loss. Noise is of floating
-    point. DPZero clips differences of losses, 2 eps times these, draws minibatches in secret and noises at the server.
+    the operating system and answers for no step twice; one that was killed and returns may answer its last round again,
+    which epsilon does not count. A simulated one's noise is seeded, for study. Epsilon is of one trial: further trials,
+    seeds or rates with the same rows add theirs. A step has no train loss. Noise is of floating point. DPZero clips
+    differences of losses, 2 eps times these, draws minibatches in secret and noises at the server.
 
     Bytes: a client sends 4 per point and local step (with noise, per coefficient), and receives 8 per coefficient of
     every step of the run before its round. After the last, processes receive the rest, and send the SHA-256 of their
