@@ -144,7 +144,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert [name for name, _ in files] == ["make_rows.py", "my/task/mood.yaml", "my/grid/mine.yaml", *method]
     for name, text in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_text(f"# {name}\n{text}")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         executed(files[0][1])

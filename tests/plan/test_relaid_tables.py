@@ -21,3 +21,10 @@ def test_a_paper_s_table_can_show_energy(grid: str, table: str) -> None:
     assert made.published is None
     assert readout.OTHER in made.spec.caveats
     assert [label for _, label in made.rows], "the rows keep their names"
+
+
+@pytest.mark.parametrize(("only", "rows"), [("zero_shot,mezo", ["mezo"]), ("zero_shot", ["zero_shot"])])
+def test_a_table_of_steps_leaves_out_rows_that_take_none_beside_others(only: str, rows: list[str]) -> None:
+    composer = Composer(["+grid=quickstart", f"grid.only=[{only}]"])
+    (table,) = readout.tables(build(composer), composer, Standing(), ["runtime"])
+    assert [block for block, _ in table.rows] == rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
@@ -107,7 +108,9 @@ def _loaded(path: Path, _changed: int, _size: int) -> Loaded:
         raise nested
     config = OmegaConf.create(tree or {})
     plain: Any = OmegaConf.to_container(config)
-    return config, ParsedFiles._get_header_dict(text[:512]), {str(key): value for key, value in plain.items()}
+    comments = itertools.takewhile(lambda line: line.startswith("#"), text[:512].splitlines())
+    header = next((line for line in comments if "@package" in line), "")  # Hydra reads no further than another comment
+    return config, ParsedFiles._get_header_dict(header), {str(key): value for key, value in plain.items()}
 
 
 @cache

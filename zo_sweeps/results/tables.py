@@ -185,7 +185,9 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
     chosen = layout.select or plan.grid.select
     rule = Rule(chosen.metric, chosen.mode)
     check_rule(plan, rule)
-    rows = {block: label or plan.grid.label(block) for block, label in layout.rows.items()}
+    trained = {cell.block for cell in plan.cells if plan.every[cell.trial_id].steps} if measure.of_step else ()
+    of_step = [block for block in layout.rows if block in trained] or layout.rows
+    rows = {block: layout.rows[block] or plan.grid.label(block) for block in of_step}
     shown = {(block, column) for block in rows for column in plan.labels}
     metric = measure.metric
     defined = "memory" if metric.startswith("peak_memory") else "energy" if metric.startswith(ENERGY) else ""

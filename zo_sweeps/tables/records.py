@@ -85,6 +85,7 @@ class Measure:
             `over`, the other row's; of a search also `search`, the values of its other settings), and `shows`, the
             numbers of its cells in the layout's units.
         name: the measure's usual name, if `metric` does not tell ("Pearson correlation", for test/metric).
+        of_step: whether it is of a training step: rows that take none are left out.
     """
 
     metric: str
@@ -102,6 +103,7 @@ class Measure:
     columns: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict, hash=False)
     published: str = ""
     example: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
+    of_step: bool = False
 
     def __post_init__(self) -> None:
         require_known("direction", [self.better], ("higher", "lower"), where=f"measure of {self.metric}")
