@@ -21,6 +21,7 @@ from zo_sweeps.results import tables as readout
 from zo_sweeps.results.tables import column_measures, first_metric, metric_names
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Rule
+from zo_sweeps.tables.figure_kinds.parallel import parallel_figures
 from zo_sweeps.tables.figure_kinds.rows import row_figure
 from zo_sweeps.tables.figure_kinds.search import search_figure, searched
 from zo_sweeps.tables.figures import COLUMN, Figure, FigureSpec, Runs, kind_of_grid
@@ -85,15 +86,18 @@ def searches(plan: Plan, standing: Standing) -> dict[str, Figure]:
     measure = Measure(rule.metric, "nats", better="lower") if of_loss else replace(PERCENT, metric=rule.metric)
     measure, own = column_measures(plan, "", measure)
     seeds = [*dict.fromkeys(cell.seed for cell in plan.cells)][: plan.grid.select.seeds]
-    found = {}
+    measures = {column: own.get(column, measure) for column in plan.labels}
+    columns, found = [*plan.labels.items()], {}
     for key, rows in searched(records).items():
         name = f"search_{key.replace('.', '_')}"
         labels = [(block, plan.grid.label(block)) for block in rows]
-        measures = {column: own.get(column, measure) for column in plan.labels}
-        columns = [*plan.labels.items()]
         figure = search_figure(f"{plan.name}_{name}", key, records, labels, columns, rule, seeds, measures)
         if figure is not None:
             found[name] = figure
+    labels = [(block, plan.grid.label(block)) for block in blocks]
+    for figure in parallel_figures(records, labels, columns, rule, seeds, measures):
+        name = f"search_{figure.name}"
+        found[name] = replace(figure, name=f"{plan.name}_{name}")
     return found
 
 

@@ -1,0 +1,95 @@
+"""Parallel coordinates: what was searched along several axes together, a line per setting, to what selects it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from zo_sweeps.tables.draw import INK, look
+from zo_sweeps.tables.figure_kinds.search import RUNS, SELECTED, TICKS, searched
+from zo_sweeps.tables.figures import Figure, FigureKind, Panel, Series, axis_label, split
+from zo_sweeps.tables.records import Measure, Record, Rule, described
+from zo_sweeps.tables.select import is_number, select, settings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Parallel(FigureKind):
+    """A vertical axis per searched value and one for the metric that selects: made by `parallel_figures`."""
+
+    of_grid: ClassVar[bool] = False
+
+    def draw(self, axes: Axes, figure: Figure, panel: Panel) -> None:
+        axes.set_yticks([])
+        axes.grid(False)
+        of_axes = [sorted({s.y[i] for one in figure.panels for s in one.series}) for i in range(len(figure.ticks))]
+        heights = [_heights(values) for values in of_axes]
+        for x, (values, height) in enumerate(zip(of_axes, heights, strict=True)):
+            axes.axvline(x, color=INK, linewidth=0.8)
+            for value in values if len(values) <= TICKS else (values[0], values[-1]):
+                axes.annotate(f"{value:.3g}", (x, height[value]), (3, 2), textcoords="offset points", fontsize=7)
+        for series in panel.series:
+            color, style, _ = look(series)
+            chosen = series.mark == SELECTED
+            y = [height[value] for value, height in zip(series.y, heights, strict=True)]
+            label = series.label if chosen else None
+            axes.plot(
+                series.x, y, style, color=color, alpha=1 if chosen else 0.35, lw=2.5 if chosen else 1, label=label
+            )
+
+
+def _heights(values: Sequence[float]) -> dict[float, float]:
+    """Return value -> its place between 0 and 1: of logarithms where all are positive and span a decade."""
+    log = values[0] > 0 and values[-1] >= 10 * values[0]
+    along = {value: math.log(value) if log else value for value in values}
+    low, high = along[values[0]], along[values[-1]]
+    return {value: (at - low) / (high - low) if high > low else 0.5 for value, at in along.items()}
+
+
+def parallel_figures(
+    records: Iterable[Record],
+    rows: Sequence[tuple[str, str]],
+    columns: Sequence[tuple[str, str]],
+    rule: Rule,
+    seeds: Collection[int],
+    measures: Mapping[str, Measure],
+) -> list[Figure]:
+    """Return a figure for each set of two or more axes that rows search together, with a panel per column.
+
+    A line is a setting's mean over the seeds at which settings are compared. Arguments as of `search_figure`.
+    """
+    compared = [record for record in records if record.seed in seeds]
+    of_axes: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    along = searched(compared)
+    for block, label in rows:
+        if len(axes := tuple(key for key, blocks in along.items() if block in blocks)) > 1:
+            of_axes.setdefault(axes, []).append((block, label))
+    figures, first = list[Figure](), next(iter(measures.values()))
+    metric = axis_label(first, described(first, measures, columns, first.name), rule.metric)
+    note = "Line: a setting, its mean over the seeds at which settings are compared; bold: the selected one"
+    for axes, mine in of_axes.items():
+        panels = []
+        for column, title in columns:
+            series = list[Series]()
+            for color, (block, label) in enumerate(mine):
+                tried = settings(record for record in compared if (record.block, record.column) == (block, column))
+                chosen = select(tried, rule)
+                for one in tried:
+                    at: list[Any] = [one.hyperparameters.get(key) for key in axes]
+                    mean = one.mean(rule.metric)
+                    if one.has_succeeded and mean is not None and all(map(is_number, at)):
+                        y = (*map(float, at), measures[column].value({rule.metric: mean}))
+                        mark = SELECTED if one is chosen else RUNS
+                        series.append(Series(label, color, tuple(range(len(y))), y, mark=mark))
+            if series:
+                panels.append(Panel(title if len(columns) > 1 else "", tuple(series)))
+        if panels:
+            words = [key.rpartition(".")[2] for key in axes]
+            title, ticks = f"{metric.partition(' (')[0]} by {', '.join(words)}", (*words, metric)
+            name, shown = "_".join(words), split(panels)[0]
+            figures.append(Figure(name, title, Parallel(), "", "", shown, ticks, notes=(note,)))
+    return figures
