@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from zo_sweeps.methods.space import FullModel
 
 pytestmark = pytest.mark.unit
 CPU = torch.device("cpu")
+CLIP = {"clip": 0.5}
 
 
 class Parts(nn.Module):
@@ -202,6 +204,22 @@ def test_a_log_of_another_q_is_refused() -> None:
 def test_no_estimator_takes_a_scale_of_zero(name: str) -> None:
     with pytest.raises(UserError, match=rf"estimator\.eps of {name} must be above 0, not 0"):
         contract.member("estimator", name, eps=0.0)
+
+
+def bounded(name: str) -> Any:
+    return contract.member("estimator", name, **contract.queries(name, 4), **contract.known("estimator", name, CLIP))
+
+
+@pytest.mark.parametrize("name", [name for name in contract.names("estimator") if math.isfinite(bounded(name).bound)])
+def test_the_bound_of_coefficients_holds_whatever_the_losses_are_and_is_the_least(name: str) -> None:
+    estimator, largest = bounded(name), 0.0
+    points = estimator.points(3, 1)
+    for place in range(len(points)):
+        for loss in (1e30, -1e30):
+            losses = [0.0] * len(points)
+            losses[place] = loss
+            largest = max(largest, *map(abs, estimator.combine(points, losses).coefs[: estimator.budget]))
+    assert largest == pytest.approx(estimator.bound, rel=1e-12)
 
 
 def digest(module: nn.Module) -> str:

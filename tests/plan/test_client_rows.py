@@ -67,6 +67,23 @@ def test_each_clients_rows_are_part_of_the_identity_wherever_they_are(tmp_path: 
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(
+    ("estimator", "line"),
+    [
+        ("rge", "that one client sends move the weights: set estimator.clip"),
+        ("kerzoo", "move the weights: estimator=kerzoo has no bound: take estimator=rge, and set estimator.clip"),
+        ("rloo", "move the weights: estimator=rloo has no bound: take estimator=rge, and set estimator.clip"),
+        ("best_of", ""),
+        ("es_one_sided", ""),
+    ],
+)
+def test_a_plan_says_what_bounds_a_client_where_something_can(tmp_path: Path, estimator: str, line: str) -> None:
+    said = str(plan_of(*client_files(tmp_path, CLIENTS), f"estimator={estimator}").remarks)
+    assert line in said
+    assert ("nothing bounds" in said) == bool(line)
+
+
+@pytest.mark.unit
 def test_a_file_that_is_unknown_is_one_reason_with_the_command_that_makes_its_fingerprint(tmp_path: Path) -> None:
     given = client_files(tmp_path, CLIENTS)
     file = tmp_path / "sst2" / "client_1.jsonl"

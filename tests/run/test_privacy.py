@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from threading import Barrier
 
 import pytest
 from scipy.integrate import quad
@@ -16,7 +20,7 @@ from zo_sweeps.core.trial import TrialState
 from zo_sweeps.engine.batch import indices
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.record.journal import scalars
-from zo_sweeps.run.privacy import epsilon, uses
+from zo_sweeps.run.privacy import epsilon, once, uses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PRIVATE = [
@@ -96,3 +100,32 @@ def test_noise_needs_a_bound_and_a_mask_that_is_of_no_rows() -> None:
         make(*PRIVATE, "space=sensitive")
     ids = [make(*PRIVATE, f"method.noise={noise}").trial_id for noise in (0, 1, 2)]
     assert len({*ids}) == 3
+
+
+@pytest.mark.parametrize("estimator", ["best_of", "es_one_sided", "kerzoo", "rloo"])
+def test_noise_is_refused_in_one_line_where_the_estimator_has_no_clip(estimator: str) -> None:
+    words = ["method=decomfl", f"estimator={estimator}", "estimator.q=2", "method.clients=3", "method.noise=2"]
+    with pytest.raises(UserError) as raised:
+        make(*words)
+    (line,) = map(str, raised.value.errors)
+    assert "what a row adds if that is bounded: set estimator=rge and estimator.clip" in line
+
+
+def test_a_round_of_a_trial_has_one_answer_however_often_and_by_how_many_it_is_given(tmp_path: Path) -> None:
+    file, answers = tmp_path / "client_0.jsonl.answers", iter([b"1", b"2", b"3"])
+    ask = lambda trial, first: once(file, trial, first, lambda: next(answers))
+    asked = [("a", 1), ("a", 1), ("a", 3), ("b", 1), ("a", 1), ("a", 3)]
+    assert [ask(*one) for one in asked] == [b"1", b"1", b"2", b"3", b"1", b"2"]
+
+    together = Barrier(4)  # all of them have computed an answer before one is kept
+
+    def drawn() -> bytes:
+        together.wait(30)
+        return os.urandom(8)
+
+    with ThreadPool(4) as pool:
+        given = pool.map(lambda _: once(file, "c", 1, drawn), range(4))
+    assert {once(file, "c", 1, lambda: pytest.fail("it has one"))} == {*given}
+
+    with pytest.raises(UserError, match=r"method\.noise a client keeps what it answers, and cannot \(unable to open"):
+        once(tmp_path / "none" / "client_0.jsonl.answers", "a", 1, lambda: pytest.fail("nothing would be kept"))

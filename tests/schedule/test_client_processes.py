@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from tests.run.common import client_files, make, measured, run
-from zo_sweeps.core.events import Event, PeerLost, ScoredTest, Warned, only
+from zo_sweeps.core.events import Event, PeerLost, ScoredTest, Start, Steps, Warned, only
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.engine.clients import coefficients, received, sent
+from zo_sweeps.engine.peers import PeerLostError
 from zo_sweeps.engine.replay import digest
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.record.journal import scalars
@@ -35,6 +36,7 @@ PATIENCE = 200.0  # so that a busy machine looks like no lost client
 CLIENTS, STEPS, Q, EPS = 3, 6, 2, 1e-3
 TRAIN = ["update.lr=1e-3", "train.batch=4", f"train.steps={STEPS}", "train.eval_every=6", f"estimator.q={Q}"]
 SHARED = ["method=decomfl", "estimator=rge", f"method.clients={CLIENTS}", "method.present=2", *TRAIN]
+PRIVATE = ["estimator.clip=1", "method.noise=2"]
 
 
 class Counted(ProcessPeer):
@@ -64,6 +66,15 @@ class Counted(ProcessPeer):
         if self.asked == self.kills_at:
             os.kill(self._process.pid, signal.SIGKILL)
         super().ask(message)
+
+
+class Lost:
+    """A client's process that has ended."""
+
+    def ask(self, message: bytes) -> None: ...
+
+    def answer(self, timeout: float) -> bytes | None:
+        raise PeerLostError("it has ended")
 
 
 def served(trial: Trial, peers: Sequence[Any], journal: Sequence[Event] = ()) -> tuple[Outcome, list[Event]]:
@@ -191,23 +202,114 @@ def test_clients_that_send_garbage_pose_as_others_or_have_other_rows_are_named_a
     honest.leave()
 
 
+def led(trial: Trial, journal: Sequence[Event] = ()) -> tuple[Outcome, list[Event]]:
+    """`trial` with a process per client, from where `journal` ends."""
+    peers = [ProcessPeer("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(CLIENTS)]
+    try:
+        return served(trial, peers, journal)
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def of_epsilon(journal: Sequence[Event]) -> list[str]:
+    return [event.text for event in only(Warned, journal) if "epsilon = " in event.text]
+
+
+def most_rounds() -> int:
+    kind = Federated(clients=CLIENTS, present=2)
+    return max(sum(client in kind.members(3, step) for step in range(1, STEPS + 1)) for client in range(CLIENTS))
+
+
+@pytest.mark.slow
 def test_clients_in_processes_draw_noise_of_their_own_and_epsilon_counts_rows_that_nobody_else_knows(
     tmp_path: Path,
 ) -> None:
-    trial = make(*SHARED, *client_files(tmp_path, CLIENTS), "estimator.clip=1", "method.noise=2")
-    peers = [ProcessPeer("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(CLIENTS)]
+    trial = make(*SHARED, *client_files(tmp_path, CLIENTS), *PRIVATE)
+    found, journal = led(trial)
+    assert found.state is TrialState.SUCCEEDED, found.error
+    asked = iter([False, False, True])
+    simulated, theirs = run(trial)
+    _, half = run(trial, stop=lambda: next(asked))
+    assert found.metrics.get("noise_seeded") is None
+    assert simulated.metrics["noise_seeded"] == 1
+    assert scalars(journal)[0][0] != scalars(theirs)[0][0]
+    assert found.metrics["epsilon"] == epsilon((Q * most_rounds()) ** 0.5 / 2, 1e-5) > simulated.metrics["epsilon"]
+    assert found.metrics["client_bytes_up"] == 4 * Q * 2 * STEPS, "a coefficient per direction, of 2 clients"
+    assert not [event for event in only(Warned, journal) if "client" in event.metric], "noise is no garbage"
+    ((line,),) = [of_epsilon(journal)]
+    assert line.endswith("at delta = 1e-05")
+
+    # The journal lost its end, and the clients' processes with it: they are asked again, and tell nothing new.
+    coefs, losses = scalars(journal)
+    ends_at = len(losses) // 2
+    kept = Steps(
+        first=1, losses=tuple(losses[:ends_at]), coefs=tuple(map(tuple, coefs[:ends_at])), seconds=0.0, tokens=0
+    )
+    again, both = led(trial, [only(Start, journal)[0], kept])
+    assert scalars(both)[0] == coefs
+    assert again.metrics["epsilon"] == found.metrics["epsilon"]
+    assert of_epsilon(both) == [line]
+
+    # Steps of an attempt whose clients were simulated stay in the log, and are not hidden by what others draw later.
+    mixed, all_of_it = served(trial, [Lost()] * CLIENTS, half)
+    assert "no client of the round of step 4 has answered" in mixed.error
+    assert mixed.metrics["noise_seeded"] == 1
+    assert "is seeded, and hides nothing" in of_epsilon(all_of_it)[-1]
+
+
+@pytest.mark.slow
+def test_a_private_client_that_is_killed_and_returns_answers_a_round_with_the_same_bytes(tmp_path: Path) -> None:
+    words = [*SHARED, "method.present=3", *client_files(tmp_path, CLIENTS), *PRIVATE]
+    trial, kept = make(*words), tmp_path / "sst2" / "client_1.jsonl.answers"
+    question = struct.pack("<I", 1)
+
+    def in_a_process() -> bytes | None:
+        peer = ProcessPeer("zo_sweeps.run.run_trial:run_trial", trial, [], 1)
+        try:
+            assert peer.answer(PATIENCE), "it is ready"
+            peer.ask(question)
+            return peer.answer(PATIENCE)
+        finally:
+            assert peer._process.pid
+            os.kill(peer._process.pid, signal.SIGKILL)
+            peer.close()
+
+    def here(trial: Trial, *log: Sequence[float]) -> bytes:
+        following = Following(trial, [])
+        try:
+            return following.answer(question + coefficients(log))
+        finally:
+            following.leave()
+
+    first = in_a_process()
+    assert first is not None
+    assert len(received(first)) == Q
+    assert in_a_process() == first
+    second = here(trial, [0.5, -0.5])
+    assert here(trial, [0.25, 1.0]) == second != first, "also where other steps lead to the round"
+    assert here(make(*words, "update.lr=2e-3")) != first, "another trial has noise of its own"
+    kept.unlink()
+    assert here(trial) != first, "nothing but the file tells the noise"
+    kept.unlink()
+    kept.mkdir()
+    with pytest.raises(ValueError, match=r"it takes no part: with method\.noise a client keeps what it answers"):
+        received(here(trial))
+
+
+@pytest.mark.slow
+def test_nobody_answers_for_a_private_client_that_is_lost_and_epsilon_says_towards_whom_it_is() -> None:
+    trial = make(*SHARED, *PRIVATE)
+    peers = [Counted("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(CLIENTS)]
+    peers[1].kills_at = 2
     try:
         found, journal = served(trial, peers)
     finally:
         for peer in peers:
             peer.close()
     assert found.state is TrialState.SUCCEEDED, found.error
-    simulated, theirs = run(trial)
+    rounds = sum(1 in Federated(clients=CLIENTS, present=2).members(3, step) for step in range(1, STEPS + 1))
+    assert (found.metrics["peers_lost"], found.metrics["clients_left_out"]) == (1, rounds - 1)
     assert found.metrics.get("noise_seeded") is None
-    assert simulated.metrics["noise_seeded"] == 1
-    assert scalars(journal)[0][0] != scalars(theirs)[0][0]
-    kind = Federated(clients=CLIENTS, present=2)
-    most = max(sum(client in kind.members(3, step) for step in range(1, STEPS + 1)) for client in range(CLIENTS))
-    assert found.metrics["epsilon"] == epsilon((Q * most) ** 0.5 / 2, 1e-5) > simulated.metrics["epsilon"]
-    assert found.metrics["client_bytes_up"] == 4 * Q * 2 * STEPS, "a coefficient per direction, of 2 clients"
-    assert not [event for event in only(Warned, journal) if "client" in event.metric], "noise is no garbage"
+    (line,) = of_epsilon(journal)
+    assert line.endswith("for readers of the log alone, as the processes of all clients have all rows")

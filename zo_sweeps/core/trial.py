@@ -215,7 +215,7 @@ METRICS: Mapping[str, str] = {  # of an outcome -> its meaning
     "directions_redone": "by other processes, because a peer was lost or slow",
     "directions_dropped": "in all attempts",
     "rounds": "of clients",
-    "clients_left_out": "answers of clients that were lost, late or wrong, with rows of their own, in the last attempt",
+    "clients_left_out": "answers of clients that were lost, late or wrong, with own rows or noise, in the last attempt",
     "client_bytes": "that a present client sends and receives in a round, on average: scalars, or weights",
     "client_bytes_up": "that all clients send in all rounds: losses, with noise coefficients, or weights",
     "client_bytes_down": "that they receive: coefficients, also of rounds in which they were absent, or weights",

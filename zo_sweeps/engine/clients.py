@@ -40,6 +40,7 @@ from zo_sweeps.methods.space import InstalledSpace
 START_SECONDS = 600.0  # for which the first round waits for a client, which may have to fetch its model
 LONGEST = 1000  # bytes of a client's reason
 OfStep = Callable[[int], StepObjective]  # step of the run -> f of a client's minibatch; with noise, of each of its rows
+Once = Callable[[int, Callable[[], bytes]], bytes]  # first step of a round, its answer -> the one given before, or this
 
 
 def sent(losses: Sequence[float]) -> bytes:
@@ -273,15 +274,16 @@ class ClientTeam(Team):
 class Client:
     """A client with a model and rows of its own, at the run's initial weights until it has answered.
 
-    Its noise is secret, of the operating system, and it answers for a step once, as a second answer would have another.
+    Its noise is secret, of the operating system. `once` gives a round the answer that it had, where it had one.
     """
 
-    def __init__(self, local: LocalSteps, number: int, objective: OfStep) -> None:
-        self._local, self._number, self._objective = local, number, objective
+    def __init__(
+        self, local: LocalSteps, number: int, objective: OfStep, once: Once = lambda first, answer: answer()
+    ) -> None:
+        self._local, self._number, self._objective, self._once = local, number, objective, once
         self._width = local.method.estimator.directions(local.method.d)
         self._state = local.method.init(local.space.params)
         self.done = 0  # steps of the run that it has applied
-        self._answered = 0  # the last step for which it has answered
         self._draw = random.SystemRandom() if local.protocol.noise else None
 
     def catch_up(self, message: bytes) -> None:
@@ -296,7 +298,7 @@ class Client:
     def answer(self, message: bytes) -> bytes:
         """Apply the steps before a round, and return the losses of the client's steps in it; its weights after all.
 
-        Raises ValueError if the round is not one of the client's, or with noise has had its answer.
+        Raises ValueError if the round is not one of the client's.
         """
         self.catch_up(message)
         local, first = self._local, self.done + 1
@@ -305,10 +307,8 @@ class Client:
         members = local.protocol.members(local.seed, first)
         if self._number not in members or self.done % local.protocol.local_steps:
             raise ValueError(f"client {self._number} has no part in the round of step {first}")
-        if self._draw is not None and first <= self._answered:
-            raise ValueError(f"client {self._number} has answered for step {first}, and would with other noise")
-        self._answered = self.done + local.protocol.local_steps
-        return sent(local.losses(self._objective, first, members.index(self._number), self._state, self._draw))
+        place = members.index(self._number)
+        return self._once(first, lambda: sent(local.losses(self._objective, first, place, self._state, self._draw)))
 
 
 def train_in_rounds(

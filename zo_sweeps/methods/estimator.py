@@ -55,6 +55,11 @@ class Estimator(Definition):
         """Whether one of a step's points is theta itself."""
         return not all(point.scale for point in self.points(0, 1))
 
+    @property
+    def bound(self) -> float:
+        """The largest |g_i|, whatever the losses are; infinite: there is none."""
+        return inf
+
     def minibatches(self, step: int) -> range:
         """Return the numbers of a step's minibatches in the run's order, from 1: one, or one for each direction."""
         count = self.budget if self.owns_rows else 1
@@ -108,9 +113,12 @@ class ClippedDirections(RandomDirections):
 
     clip: float = option(0.0, "largest |projected_grad|; 0: any", least=0, added=True, kw_only=True)
 
+    @property
+    def bound(self) -> float:
+        return self.clip or inf
+
     def _clipped(self, coefs: Sequence[float]) -> list[float]:
-        most = self.clip or inf
-        return [min(max(g, -most), most) for g in coefs]
+        return [min(max(g, -self.bound), self.bound) for g in coefs]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.client_rounds import OfClients
 from zo_sweeps.methods.definition import identity, write
+from zo_sweeps.methods.estimator import ClippedDirections
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.task import CHAT
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts
@@ -161,8 +163,11 @@ class Places:
         if trainable and kind.estimates and (directions := config.perturbation.directions(trainable)) is not None:
             notes += remarks([{"directions": directions}])
         notes += remarks([config.departures])
-        if isinstance(kind, Federated) and kind.files and not getattr(config.estimator, "clip", 0):
-            notes.append("nothing bounds how far the losses that one client sends move the weights: set estimator.clip")
+        if isinstance(kind, Federated) and kind.files and math.isinf(config.estimator.bound):
+            clips = isinstance(config.estimator, ClippedDirections)
+            own = "" if clips else f"estimator={config.estimator.name} has no bound: take estimator=rge, and "
+            what = "nothing bounds how far the losses that one client sends move the weights"
+            notes.append(f"{what}: {own}set estimator.clip")
         if not kind.generates and data.marks:
 
             def of_rows() -> list[str]:

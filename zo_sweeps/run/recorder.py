@@ -55,7 +55,7 @@ class Recorder:
         self.resumed = [*(start.resumed_from for start in starts[1:]), *([self.reported] if starts else [])]
         self.noise = {int(step): (noise, signal) for one in reports for step, noise, signal in one.rounding or ()}
         self._readings = only(events.Sensors, journal)
-        self._warned = {event.metric for event in only(events.Warned, journal)}
+        self.warned = {event.metric for event in only(events.Warned, journal)}  # the names of remarks so far
         self.largest = (1, 0)  # the step of this attempt with the most tokens, the first of equals, and their number
         self.measured: dict[str, float] = {}  # metrics of the outcome, by name
         self.unmeasured: dict[str, str] = {}  # how names of metrics begin that cannot be measured here -> the reason
@@ -133,8 +133,8 @@ class Recorder:
 
     def say(self, metric: str, text: str) -> None:
         """Report a remark, unless it is "" or was reported before."""
-        if text and metric not in self._warned:
-            self._warned.add(metric)
+        if text and metric not in self.warned:
+            self.warned.add(metric)
             self.emit(events.Warned(metric=metric, text=text))
 
     def take_test(self, step: int, scores: Scores, rows: str, weights: str) -> None:

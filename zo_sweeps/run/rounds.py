@@ -23,13 +23,15 @@ from zo_sweeps.methods.client_rounds import OfClients
 from zo_sweeps.methods.kinds.fedavg import FederatedAveraging
 from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.run.privacy import epsilon, uses
+from zo_sweeps.run.privacy import epsilon, once, uses
 from zo_sweeps.run.training import Backpropagation, ZerothOrderRunner
 from zo_sweeps.run.workbench import Workbench, encode_rows
-from zo_sweeps.tasks.data import column_of, load_splits, read_rows
+from zo_sweeps.tasks.data import column_of, load_splits, paths_of_clients, read_rows
 from zo_sweeps.tasks.encode import EncodedExample
 from zo_sweeps.tasks.shards import by_source, shards
 from zo_sweeps.tasks.spec import TaskSpec
+
+SEEDED = " seeded"  # how the names of remarks on epsilon end where an attempt's clients were simulated
 
 
 class ClientRows:
@@ -126,16 +128,11 @@ class Rounds(ZerothOrderRunner):
             self._measure_privacy(kind, rows)
 
         def simulated(first: int, state: RunState, place: int, client: int) -> list[float]:
-            draw = None
-            if kind.noise:
-                draw = random.Random(f"noise/{config.seed}/{first}/{client}")
-                recorder.measured["noise_seeded"] = 1.0
+            draw = random.Random(f"noise/{config.seed}/{first}/{client}") if kind.noise else None
             return local.losses(partial(rows.objective, kind, client), first, place, state, draw)
 
         def gather(first: int, state: RunState) -> tuple[list[list[float] | None], int]:
             rows.tokens = 0
-            if kind.noise:
-                recorder.flush()  # so that another attempt asks for one round again at most
             members = [*enumerate(kind.members(config.seed, first))]
             losses: list[list[float] | None]
             if self._clients is None:
@@ -143,11 +140,12 @@ class Rounds(ZerothOrderRunner):
             else:
                 answers = self._clients.answers([client for _, client in members], recorder.coefs[: first - 1])
                 losses = [self._checked(local, first, *one) for one in zip(members, answers, strict=True)]
-                if losses.count(None) == len(losses) and kind.files:
+                alone = kind.files or kind.noise  # nobody else has its rows, or noise that nobody knows
+                if losses.count(None) == len(losses) and alone:
                     raise UserError(
                         f"no client of the round of step {first} has answered", fix="see what each of them said"
                     )
-                if kind.files or (self.sharing is not None and self.sharing.drop):
+                if alone or (self.sharing is not None and self.sharing.drop):
                     self._left_out += losses.count(None)
                 else:
                     of = partial(simulated, first, state)
@@ -176,21 +174,29 @@ class Rounds(ZerothOrderRunner):
                     )
 
     def _measure_privacy(self, kind: Federated, rows: ClientRows) -> None:
-        """Record and report epsilon of all steps of the run, and of those that earlier attempts may have asked for."""
+        """Record and report epsilon of all steps of the run.
+
+        Rounds in which an attempt began count twice, as steps of both may be in the log, unless clients answer once.
+        """
         config, recorder, done = self.config, self.recorder, kind.local_steps
         assert config.train.batch is not None
-        unknown = kind.files and self._clients is not None
+        apart = kind.files and self._clients is not None
+        seeded = self._clients is None or any(name.endswith(SEEDED) for name in recorder.warned)
         again = [step - step % done + 1 for step in recorder.resumed if step < config.train.steps]
         used = uses(
             kind, config.seed, config.train.steps, config.train.batch,
-            lambda client: None if unknown else len(rows.of(client)), again,
+            lambda client: None if apart else len(rows.of(client)), again if seeded or not apart else (),
         )  # fmt: skip
         mu = math.sqrt(used * (1 if kind.own_directions else config.estimator.budget)) / kind.noise
         value = epsilon(mu, kind.delta)
         recorder.measured |= {"epsilon": value, "delta": kind.delta}
         text = f"a row of a client is in {used:,} minibatches at most: epsilon = {value:.4g} at delta = {kind.delta:g}"
-        seeded = "; noise of simulated clients is seeded, and hides nothing from those who know the seed"
-        recorder.say(f"epsilon {value:.4g}", text + seeded * (self._clients is None))
+        if seeded:
+            recorder.measured["noise_seeded"] = 1.0
+            text += "; noise of simulated clients is seeded, and hides nothing from those who know the seed"
+        elif not apart:
+            text += ", for readers of the log alone, as the processes of all clients have all rows"
+        recorder.say(f"epsilon {value:.4g}{SEEDED * seeded}", text)
 
     def _checked(
         self, local: LocalSteps, first: int, member: tuple[int, int], answer: bytes | None
@@ -255,15 +261,24 @@ class ClientProcess:
 
     def __init__(self, bench: Workbench, space: InstalledSpace, kind: Federated) -> None:
         self._local, self._rows = local_steps(bench, kind, bench.method(), space), ClientRows(bench, kind, space)
+        self._bench, self._kind = bench, kind
         self._client: Client | None = None
 
     def answer(self, question: bytes) -> bytes:
-        """Answer a question of `ClientTeam`."""
-        if self._client is None:
-            (number,), question = struct.unpack_from("<I", question), question[4:]
-            try:
-                self._rows.of(number)
-            except UserError as error:
-                return declined(str(error.errors[0]))
-            self._client = Client(self._local, number, partial(self._rows.objective, self._local.protocol, number))
-        return self._client.answer(question)
+        """Answer a question of `ClientTeam`; with noise, as before if it has answered for the round."""
+        try:
+            if self._client is None:
+                (number,), question = struct.unpack_from("<I", question), question[4:]
+                self._client = self._begin(number)
+            return self._client.answer(question)
+        except UserError as error:
+            return declined(str(error.errors[0]))
+
+    def _begin(self, number: int) -> Client:
+        self._rows.of(number)
+        kind, config, objective = self._kind, self._bench.config, partial(self._rows.objective, self._kind, number)
+        if not (kind.noise and kind.files):
+            return Client(self._local, number, objective)
+        file = paths_of_clients(config.task, config.data.dir, kind.files, kind.clients)[number]
+        kept = file.with_name(f"{file.name}.answers")
+        return Client(self._local, number, objective, partial(once, kept, self._bench.recorder.trial.trial_id))

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import sqlite3
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,9 +30,12 @@ from zo_sweeps.core.events import PeerLost, PeersReady, only
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.engine.peers import PeerLostError
 from zo_sweeps.record.journal import JournalStore, outcome
+from zo_sweeps.run.privacy import epsilon
+from zo_sweeps.run.run_trial import Following
 from zo_sweeps.schedule.placement import LeaseLostError, Node
 from zo_sweeps_agent.agent import keys
 from zo_sweeps_agent.agent.link import HeadRefusedError, Link
+from zo_sweeps_agent.agent.trials import here
 from zo_sweeps_agent.agents import AgentSlot, Proxies
 from zo_sweeps_agent.leases import FILE
 
@@ -174,6 +179,53 @@ def test_clients_on_agents_have_the_result_of_simulated_ones_also_when_one_is_ki
         held = b"".join(file.read_bytes() for file in them.folder.rglob("*") if file.is_file())
         assert not any(row in held for of_client in rows for row in of_client), "no row has left its machine"
     assert found.state is TrialState.SUCCEEDED
+
+
+@pytest.mark.chaos
+def test_a_private_client_on_an_agent_that_is_killed_answers_again_with_the_same_bytes(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop
+) -> None:
+    (tmp_path / "data").mkdir()
+    clients, private = 2, ["estimator.clip=1", "method.noise=2"]
+    given = client_files(tmp_path / "data", clients)
+    trial = make("method=decomfl", f"method.clients={clients}", *TRAIN, *given, *private)
+    own = [tmp_path / f"rows-{client}" for client in range(clients)]
+    for client, folder in enumerate(own):
+        (folder / "sst2").mkdir(parents=True)
+        shutil.move(tmp_path / "data" / "sst2" / f"client_{client}.jsonl", folder / "sst2")
+    with head(tmp_path / "head") as them:
+        agents = [them.agent(name, data=folder) for name, folder in zip(NAMES, own, strict=False)]
+        wait(lambda: all("joined" in one.said for one in agents))
+        peers = [Slotted(remote(them, loop), name, trial) for name in NAMES[:clients]]
+        answered = lambda peer, number: them.store.answer_to(peer.lease, number) or b""
+        wait(lambda: all(answered(peer, 0) for peer in peers), 200)
+        ask = peers[1].ask
+
+        def killing(message: bytes) -> None:
+            if peers[1].asked == 1:  # it has answered, and returns before it is asked for more
+                sent = lambda: them.store.lease_of(peers[1].lease, NAMES[1]).up
+                twice = sent() + len(answered(peers[1], 0)) + len(answered(peers[1], 1))
+                agents[1].kill()
+                agents[1] = them.agent(NAMES[1], data=own[1])
+                wait(lambda: sent() == twice, 200)
+            ask(message)
+
+        peers[1].ask = killing  # type: ignore[method-assign]
+        found, journal = served(trial, peers)
+        assert found.state is TrialState.SUCCEEDED, found.error
+        assert only(PeerLost, journal) == []
+        assert (found.metrics["clients_left_out"], found.metrics["clients_equal"]) == (0, clients)
+        assert found.metrics["epsilon"] == epsilon((Q * STEPS) ** 0.5 / 2, 1e-5), "every round once"
+        assert "going on with" in agents[1].said
+        for client, (peer, folder) in enumerate(zip(peers, own, strict=True)):
+            with closing(sqlite3.connect(folder / "sst2" / f"client_{client}.jsonl.answers")) as kept:
+                rows = kept.execute("SELECT first, answer FROM answers ORDER BY first").fetchall()
+            assert rows == [(step, answered(peer, step)) for step in range(1, STEPS + 1)]
+        third = Following(here(trial.to_json(), {"data": str(own[1])}), [])
+        assert third.answer(struct.pack("<I", 1)) == answered(peers[1], 1), "what it sent twice"
+        third.leave()
+        for peer in peers:
+            peer.leave()
 
 
 @pytest.mark.long

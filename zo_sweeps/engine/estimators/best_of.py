@@ -31,6 +31,10 @@ class BestOf(Population):
         if keep > q:
             yield "keep", f"{cls._called('keep')} must be at most q = {q}, not {keep}"
 
+    @property
+    def bound(self) -> float:
+        return self.eps * self.q / self.keep
+
     def shaped(self, losses: Sequence[float]) -> Sequence[float]:
         best = sorted(range(len(losses)), key=losses.__getitem__)[: self.keep]
         return [-self.eps * len(losses) / len(best) if i in best else 0.0 for i in range(len(losses))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 from zo_sweeps.engine.estimators._population import Population
 from zo_sweeps.engine.estimators.es import zscores
@@ -21,6 +22,10 @@ class ESOneSided(Population):
     """
 
     q: int = option(30, "query budget: directions per step, one point each", least=2)
+
+    @property
+    def bound(self) -> float:
+        return sqrt(self.q - 1)  # one loss unlike all others
 
     def shaped(self, losses: Sequence[float]) -> Sequence[float]:
         return zscores(losses)

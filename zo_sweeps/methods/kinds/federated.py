@@ -26,8 +26,8 @@ class Federated(OfClients, ZerothOrder):
 
     With `executor.workers` one more than `clients`, each has a process of its own, which reads its own rows alone where
     they are in `files`. With one they are simulated, in turn, with the same result but for noise. The first process
-    evaluates a client that is lost or late, and leaves it out where rows are in `files`. Of these, `rows` has the
-    fingerprints: a client with others is left out.
+    evaluates a client that is lost or late, and leaves it out where rows are in `files`, or with noise. Of files,
+    `rows` has the fingerprints: a client with others is left out.
 
     With `noise`, clients send coefficients in place of losses, each bounded row by row and noised before it is sent:
 
@@ -36,11 +36,18 @@ class Federated(OfClients, ZerothOrder):
     C is estimator.clip and B the minibatch's rows; a g_r that is not a number counts as 0. Private, by the `epsilon`
     that is measured, is one row of one client against its replacement by any other, towards all who see the messages
     or the log, the server included; not the number of rows, and nothing towards the client's own machine. Minibatches
-    are public, so that no privacy is claimed for rows that were not drawn. A client in a process of its own draws from
-    the operating system and answers for no step twice; one that was killed and returns may answer its last round again,
-    which epsilon does not count. A simulated one's noise is seeded, for study. Epsilon is of one trial: further trials,
+    are public, so that no privacy is claimed for rows that were not drawn. Epsilon is of one trial: further trials,
     seeds or rates with the same rows add theirs. A step has no train loss. Noise is of floating point. DPZero clips
     differences of losses, 2 eps times these, draws minibatches in secret and noises at the server.
+
+    A client in a process of its own draws noise from the operating system, and has one answer to a round. It keeps that
+    beside its rows, in NAME.jsonl.answers, before it leaves: killed and returned, or asked by another attempt, it sends
+    the same bytes, and epsilon counts each round once. That holds as long as rows and file stay together. Another
+    attempt whose journal lost its end, and in which other clients answer, reaches the same rounds at other weights, and
+    has the coefficients at the first ones: they cost no privacy, where new ones would, and the log is still the run.
+    Without `files` all processes have all rows, and epsilon is for readers of the log; a round in which an attempt
+    began may be in it twice, in parts, and counts twice. So it does with simulated clients, whose noise is seeded, for
+    study: a resumed trial draws the same again.
 
     Bytes: a client sends 4 per point and local step (with noise, per coefficient), and receives 8 per coefficient of
     every step of the run before its round. After the last, processes receive the rest, and send the SHA-256 of their
