@@ -9,7 +9,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.parts import Train
 from zo_sweeps.plan.as_written import altered
-from zo_sweeps.plan.build import CONFIRMS
+from zo_sweeps.plan.build import CONFIRMS, expected
 from zo_sweeps.schedule.halving import groups, searches
 
 HALVING = "train.halving=[0.5]"
@@ -66,6 +66,10 @@ def test_trials_of_further_seeds_are_others_and_name_what_they_depend_on(tmp_pat
     assert {trial_id for trial_id, lines in plan.remarks.items() if CONFIRMS in lines} == others
     (search,) = searches(plan)
     assert [len(ids) for pair in search.settings for ids in pair] == [1, 2, 1, 2]
+    shares = expected(plan.every.values())
+    assert {trial_id for trial_id, share in shares.items() if share == 0.5} == others, "one of two settings"
+    assert sum(shares.values()) == 4, "both at the first seed, one at each of the others"
+    assert {*expected([plan.every[min(others)]]).values()} == {1.0}, "its rival has been stopped"
     grid["blocks"]["zo"]["axes"]["update"]["lr"].append(1.0)
     again = planned(tmp_path, grid)
     assert not others & {*again.every}, "another search may select another setting"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import unknown
 from zo_sweeps.core.events import Event
 from zo_sweeps.core.trial import Trial, TrialState
-from zo_sweeps.plan.build import Plan, by_line
+from zo_sweeps.plan.build import Plan, by_line, expected
 from zo_sweeps.plan.order import ORDERS, described
 from zo_sweeps.record.journal import JournalStore, evals, last_step, outcome, places
 from zo_sweeps.results import tables as readout
@@ -110,12 +111,13 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
     parts = largest.needs.parts if largest else {}
     left = [trial for trial in plan.trials if not standing.has_result(trial.trial_id)]
     guess = predictions(plan, standing)
-    seconds_left = _sum(guess.seconds(trial) for trial in left)
+    share = expected(left)
+    seconds_left = _total(left, share, guess.seconds)
     others = [device for device in guess.devices if device != guess.device]
     caps = plan.config.budget
     slots = None if guess.here is None else slots_here(plan)
     rounds = ORDERS[order](plan, standing.outcomes)
-    to_go, joules_left = _to_go(guess, left, slots), _sum(guess.joules(trial) for trial in left)
+    to_go, joules_left = _to_go(guess, left, seconds_left, slots), _total(left, share, guess.joules)
     return PlanFacts(
         grid=plan.name,
         title=plan.grid.title,
@@ -123,7 +125,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         columns=dict(plan.labels),
         entries=len(plan.cells),
         runnable=len(plan.trials),
-        forwarded_tokens=sum(trial.cost for trial in plan.trials),
+        forwarded_tokens=_total(plan.trials, expected(plan.trials), lambda trial: trial.cost) or 0.0,
         seconds_left=seconds_left,
         trials_left=len(left),
         slots=slots,
@@ -133,7 +135,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         probed=guess.speed is not None,
         load=guess.speed.load if guess.speed else None,
         finished=guess.finished[guess.device] if guess.device else 0,
-        elsewhere={str(device): _sum(guess.seconds(trial, device) for trial in left) for device in others},
+        elsewhere={str(one): _total(left, share, partial(guess.seconds, device=one)) for one in others},
         trouble=guess.trouble,
         rows=_rows(plan, standing, guess),
         largest=largest.trial_id if largest else "",
@@ -154,6 +156,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
 
 def _rows(plan: Plan, standing: Standing, guess: TimePredictions) -> list[PlannedRow]:
     rows = {block: [plan.every[i] for i in _ids(plan, block)] for block in plan.grid.blocks}
+    share = expected(plan.every.values())
     return [
         PlannedRow(
             block=block,
@@ -162,10 +165,10 @@ def _rows(plan: Plan, standing: Standing, guess: TimePredictions) -> list[Planne
             here=sum(trial.trial_id not in plan.reasons for trial in mine),
             done=sum(standing.has_result(trial.trial_id) for trial in mine),
             steps=sorted({trial.steps for trial in mine}),
-            forwarded_tokens=sum(trial.cost for trial in mine),
+            forwarded_tokens=_total(mine, share, lambda trial: trial.cost) or 0.0,
             memory_bytes=max(trial.needs.memory_bytes for trial in mine) or None,
             devices=sorted({trial.needs.device for trial in mine}),
-            seconds=_sum(guess.seconds(trial) for trial in mine if trial.trial_id not in plan.reasons),
+            seconds=_total([trial for trial in mine if trial.trial_id not in plan.reasons], share, guess.seconds),
         )
         for block, mine in rows.items()
         if mine
@@ -194,20 +197,19 @@ def _trials(plan: Plan, standing: Standing, guess: TimePredictions) -> list[Plan
     ]
 
 
-def _to_go(guess: TimePredictions, left: Sequence[Trial], slots: int | None) -> float | None:
+def _to_go(guess: TimePredictions, left: Sequence[Trial], total: float | None, slots: int | None) -> float | None:
     """Return the seconds that trials take on slots: at least those of the longest, and the start of a process each."""
-    seconds = [guess.seconds(trial) for trial in left]
-    total, known = _sum(seconds), [one for one in seconds if one is not None]
+    known = [one for trial in left if (one := guess.seconds(trial)) is not None]
     if total is None or slots is None:
         return None
     return max(total / slots, *known) + guess.start if known else 0.0
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of numbers; None if one is not known."""
-    every = list(values)
-    known = [value for value in every if value is not None]
-    return sum(known, 0.0) if len(known) == len(every) else None
+def _total(trials: Iterable[Trial], share: Mapping[str, float], cost: Callable[[Trial], float | None]) -> float | None:
+    """Return the sum of a cost of those trials that are expected to run; None if one is not known."""
+    costs = [(share[trial.trial_id], cost(trial)) for trial in trials]
+    known = [part * one for part, one in costs if one is not None]
+    return sum(known, 0.0) if len(known) == len(costs) else None
 
 
 def spent(plan: Plan, standing: Standing) -> spending.Spent:

@@ -14,6 +14,7 @@ from zo_sweeps.core.document import key, to_text
 from zo_sweeps.core.events import Event, ScoredDev, Steps
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.plan.build import expected
 from zo_sweeps.schedule.observer import Observer
 
 if TYPE_CHECKING:
@@ -130,8 +131,9 @@ class Watch(Observer):
         self._seconds = planned = {i: one for i, one in seconds.items() if one is not None}
         self._predicted = len(planned) == len(trials)
         self._costs = planned if self._predicted else {i: trial.cost for i, trial in trials.items()}
-        self._total = sum(self._costs.values())
-        self._done = sum(cost for i, cost in self._costs.items() if i not in sweep.queue.held)
+        share = expected(trial for i, trial in trials.items() if i in sweep.queue.held)
+        self._total = sum(cost * share.get(i, 1.0) for i, cost in self._costs.items())
+        self._done = sum(cost for i, cost in self._costs.items() if i not in share)
 
     def started(self, run: Running) -> None:
         self._since = self._since or time.monotonic()
@@ -149,7 +151,8 @@ class Watch(Observer):
         goes_on = again or outcome.state in (TrialState.PAUSED, TrialState.CANCELLED)
         if run.attempt:  # else its work was counted when it paused
             self._count(run, run.share(run.step) if goes_on else 1.0)
-        self._done += self._costs[trial.trial_id] * ((0.0 if goes_on else 1.0) - run.counted)
+        if not outcome.never_ran:
+            self._done += self._costs[trial.trial_id] * ((0.0 if goes_on else 1.0) - run.counted)
         self._show(None if goes_on else (trial, outcome))
 
     def looks(self, last: bool = False) -> None:
