@@ -59,7 +59,8 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
 def test_a_process_composes_only_what_it_has_not_composed(monkeypatch: pytest.MonkeyPatch) -> None:
     composed, parts = [], []
     compose = Composer._compose
-    monkeypatch.setattr(Composer, "_compose", lambda self, words: composed.append(words) or compose(self, words))
+    noted = lambda self, words, *part: composed.append(words) or compose(self, words, *part)
+    monkeypatch.setattr(Composer, "_compose", noted)
     monkeypatch.setattr(composer, "PACKAGED", composer.Compositions())
     for count in (3, 1):
         composed.clear()
@@ -67,3 +68,30 @@ def test_a_process_composes_only_what_it_has_not_composed(monkeypatch: pytest.Mo
         parts.append([one.trial_part({"method": "prge", "task": "rte"}), one.locate({"method": "prge"})("space.rank")])
         assert len(composed) == count, composed
     assert parts[0] == parts[1]
+
+
+PROMPT = (
+    "# @package _global_\ndefaults: [mezo, {override /update: adam}]\nprompt: {name: prge}\nupdate: {lr: ${seed}}\n"
+)
+
+
+def test_what_is_composed_apart_is_as_in_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of presets, groups and grids; of a preset that sets its prompt, and of a grid that reads another part."""
+    (tmp_path / "method").mkdir()
+    (tmp_path / "method" / "own.yaml").write_text(PROMPT)
+    folder = str(write_grid(tmp_path, {**GRID, "title": "of ${train.steps}"}, "one"))
+    choices = [{"method": name} for name in ("zero_shot", "prge", "fo_full", "sensitive", "own", "mezo")]
+    choices += [{"method": "mezo", "update": "adam"}, {"model": "opt_1b3", "task": "rte", "device": "cpu"}]
+    first = Composer([], [folder])
+    made = [first.trial_part(choice) for choice in choices]
+    assert made[4]["prompt"]["name"] == "prge"
+    grids = ["+grid=quickstart", "+grid=llama2_superglue", "+grid=one"]
+    apart = [Composer([grid, "grid.seeds=[5]"], [folder], first._compositions) for grid in grids]
+    assert apart[2].run.grid.title == "of 20000"
+    whole = lambda self, part, pairs: self._compose([f"{group}={option}" for group, option in pairs])
+    monkeypatch.setattr(Composer, "_apart", whole)
+    fresh = Composer([], [folder])
+    assert made == [fresh.trial_part(choice) for choice in choices]
+    for one, grid in zip(apart, grids, strict=True):
+        other = Composer([grid, "grid.seeds=[5]"], [folder])
+        assert (one.run, one.trial, one.left_out) == (other.run, other.trial, other.left_out)

@@ -7,10 +7,10 @@ forces on every trial of a grid are read in `command_line`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from zo_sweeps.config.command_line import OPEN, PLACE, CommandLine, Forced, quoted
 from zo_sweeps.config.parsed_files import closed, light, loaded, use
 from zo_sweeps.config.schema import (
+    APART,
     AXES,
     METHOD,
     OWN_TREE,
@@ -34,6 +35,7 @@ from zo_sweeps.config.schema import (
     OnConfig,
     RunConfig,
     faults,
+    schema,
     siblings,
 )
 from zo_sweeps.core.errors import UserError, unknown
@@ -50,6 +52,7 @@ _NOTHING = object()
 
 _registered: list[Path] = []  # the folders whose members Hydra's store holds: one for the whole process
 Choices = tuple[tuple[str, str], ...]
+Composition = tuple[DictConfig, dict[str, str]]  # a configuration, not to be changed, and the option of every group
 
 
 @dataclass
@@ -59,9 +62,24 @@ class Compositions:
     composed: dict[Choices, dict[str, Any]] = field(default_factory=dict)  # of a method and its axes
     chosen: dict[Choices, dict[str, str]] = field(default_factory=dict)  # the same -> the option of every group
     alone: dict[tuple[str, str], Any] = field(default_factory=dict)  # (group of OWN_TREE, option) -> its part
+    runs: dict[tuple[str, ...], Composition] = field(default_factory=dict)  # overrides, none of the grid -> the whole
 
 
 PACKAGED = Compositions()  # of the packaged files alone: shared by all composers of the process
+
+
+@cache
+def _defaults() -> dict[str, str]:
+    """Return group -> its option in the packaged defaults list."""
+    listed = loaded(conf_dir() / "config.yaml")[2]["defaults"]
+    return {group: option for one in listed if isinstance(one, dict) for group, option in one.items()}
+
+
+@cache
+def _scratch() -> DictConfig:
+    """Return values of a trial, for `check_value` to set: new ones per value would be slow."""
+    values: DictConfig = OmegaConf.structured(schema(TRIAL_KEYS))
+    return values
 
 
 @cache
@@ -107,10 +125,9 @@ class Composer:
         if _compositions is None:
             _compositions = PACKAGED if further <= {"grid"} else Compositions()
         self._compositions = _compositions
-        with self._hydra():
-            composed = self._compose([*self.command_line.of_run, *self.command_line.one_of_each])
+        composed, grid, self._chosen = self._composed()
         self.trial: Mapping[str, Any] = {key: value for key, value in _tree(composed).items() if key in TRIAL_KEYS}
-        self.run = self._run_config(composed)
+        self.run = self._run_config(composed, grid)
         if not self.run.state_dir.strip():
             raise UserError("state_dir is empty", fix="write state_dir=FOLDER, or leave it out for zo_runs")
         folder_at(self.run.state_dir, "state_dir")
@@ -151,6 +168,10 @@ class Composer:
             for name, member in registry.members(axis).items():
                 if not self._files(axis, name):
                     store.store(group=axis, name=name, node=member.defaults(), provider="zo_sweeps")
+        for part, (groups, keys) in APART.items():
+            listed = [{group: option} for group, option in _defaults().items() if group in groups]
+            store.store(name=f"base_{part}", node=schema(keys), provider="zo_sweeps")
+            store.store(name=part, node={"defaults": [f"base_{part}", *listed, "_self_"]}, provider="zo_sweeps")
         for name in (OWN, FASTEST):
             store.store(group="precision", name=name, node={"name": name}, provider="zo_sweeps")
         _registered = self.folders
@@ -162,13 +183,14 @@ class Composer:
         with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"), light():
             yield
 
-    def _run_config(self, composed: DictConfig) -> RunConfig:
+    def _run_config(self, composed: DictConfig, of_grid: DictConfig) -> RunConfig:
         """Return the run's part of a composition, typed. Raises UserError for an unknown or misconfigured executor."""
         where = self.locate({"executor": self._chosen["executor"]})
         executor = Executor.read(OmegaConf.to_container(composed.executor), "executor", where)
         typed: dict[str, Any] = {
-            key: OmegaConf.to_object(composed[key]) for key in ("scale", "cluster", "tracking", "budget", "grid")
+            key: OmegaConf.to_object(composed[key]) for key in ("scale", "cluster", "tracking", "budget")
         }
+        typed["grid"] = OmegaConf.to_object(of_grid)
         hooks: Any = OmegaConf.to_container(composed.on)  # not resolved once more: ${...} is of the hook's own shell
         typed["on"] = OnConfig(**hooks)
         origin = self.locate(self._chosen)
@@ -189,62 +211,87 @@ class Composer:
         typed["budget"] = read(Budget, asdict(typed["budget"]), "budget", origin)
         return RunConfig(executor=executor, state_dir=composed.state_dir, **typed)
 
-    def _compose(self, overrides: Sequence[str]) -> DictConfig:
-        """Return Hydra's composition with interpolations resolved; `_chosen` is then the option of every group."""
+    def _composed(self) -> tuple[DictConfig, DictConfig, dict[str, str]]:
+        """Return the composition of the command line, its grid, and the option of every group.
+
+        Where the other overrides were composed before, as beside another grid, the grid is composed alone.
+        """
+        texts = [*self.command_line.of_run, *self.command_line.one_of_each]
+        of_grid = [text for text in texts if text.lstrip("+~").startswith(("grid=", "grid."))]
+        others, runs = tuple(text for text in texts if text not in of_grid), self._compositions.runs
+        if others in runs:
+            config, chosen = runs[others]
+            with suppress(UserError):  # such as of a grid that refers to another part
+                alone, option = self._compose(of_grid, "of_grid")
+                return config, alone.grid, {**chosen, **option}
+        config, chosen = self._compose(texts)
+        if not of_grid:
+            runs[others] = config, chosen
+        return config, config.grid, chosen
+
+    def _compose(self, overrides: Sequence[str], name: str = "config") -> Composition:
+        """Return Hydra's composition with interpolations resolved; name: "config", or a part of APART."""
         further = ",".join(quoted(f"file://{folder}") for folder in self.folders[1:])
         given = [f"hydra.searchpath=[{further}]", *overrides]
         try:
-            with closed(), reading():
-                config = compose("config", overrides=given, return_hydra_config=True)
-                self._chosen = dict(config.hydra.runtime.choices)
+            with self._hydra(), closed(), reading():
+                config = compose(name, overrides=given, return_hydra_config=True)
+                chosen = dict(config.hydra.runtime.choices)
                 with open_dict(config):
                     del config["hydra"]
                 for key in [text[:-3].lstrip("+") for text in overrides if text.endswith("={}")]:
                     OmegaConf.update(config, key, {}, merge=False)  # Hydra merges, which would change nothing
                 _resolve(config)
         except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: task=3
-            chosen = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
-            where = lambda key: PLACE if self.command_line.names(key) else self._file_of(key, chosen)
+            named = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
+            where = lambda key: PLACE if self.command_line.names(key) else self._file_of(key, named)
             raise explained(error, overrides, where) from None
-        return config
+        return config, chosen
 
     def trial_part(self, choices: Mapping[str, str]) -> dict[str, Any]:
         """Return the trial's part of the composition of these group options; other groups keep their defaults.
 
         Cached by sub-tree: a grid over m methods and t tasks costs at most m + t compositions.
         """
-        result = dict(self._cached(_of_method(choices)))
-        alone = self._compositions.alone
-        own = [(group, choices[group]) for group in OWN_TREE if group in choices]
-        if absent := [choice for choice in own if choice not in alone]:
-            with self._hydra():
-                composed = _tree(self._compose([f"{group}={option}" for group, option in absent]))
+        of_method, alone = self._cached(_of_method(choices)), self._compositions.alone
+        own = {group: default for group, default in _defaults().items() if group in OWN_TREE and group not in of_method}
+        own |= {group: option for group, option in choices.items() if group in OWN_TREE}
+        if absent := [choice for choice in own.items() if choice not in alone]:
+            composed = _tree(self._apart("of_own_tree", absent)[0])
             alone.update({choice: composed[choice[0]] for choice in absent})
-        return {**result, **{choice[0]: alone[choice] for choice in own}}
+        return {**of_method, **{choice[0]: alone[choice] for choice in own.items()}}
+
+    def _apart(self, part: str, choices: Iterable[tuple[str, str]]) -> Composition:
+        """Return the composition of a part, or of the whole if its files set or read more: a preset its own prompt."""
+        texts = [f"{group}={option}" for group, option in choices]
+        with suppress(UserError):
+            return self._compose(texts, part)
+        return self._compose(texts)
 
     def _cached(self, choices: Choices) -> dict[str, Any]:
         if choices not in self._compositions.composed:
-            with self._hydra():
-                composed = _tree(self._compose([f"{group}={option}" for group, option in choices]))
-                # {name: X, ...} of an axis in a preset chooses the member X, with the defaults of its other options.
-                renamed = self._renamed(composed, dict(choices))
-                for axis, name in renamed.items():
-                    where = self._file_of(f"{axis}.name", {**self._chosen, **dict(choices)})
-                    registry.member(axis, name, where=where)
-                if renamed:
-                    meant = {**dict(choices), **renamed}
-                    composed = _tree(self._compose([f"{group}={option}" for group, option in meant.items()]))
-            chosen = dict(self._chosen)
+            config, chosen = self._apart("of_method", choices)
+            composed = _tree(config)
+            # {name: X, ...} of an axis in a preset chooses the member X, with the defaults of its other options.
+            renamed = self._renamed(composed, dict(choices), chosen)
+            for axis, name in renamed.items():
+                where = self._file_of(f"{axis}.name", {**chosen, **dict(choices)})
+                registry.member(axis, name, where=where)
+            if renamed:
+                config, chosen = self._apart("of_method", {**dict(choices), **renamed}.items())
+                composed = _tree(config)
             for axis in AXES:
                 composed[axis]["name"] = self.member_name(axis, chosen[axis])
             self._drop(composed, dict(choices))
-            self._compositions.composed[choices] = {key: composed[key] for key in TRIAL_KEYS}
-            self._compositions.chosen[choices] = chosen
+            self._compositions.composed[choices] = {key: composed[key] for key in TRIAL_KEYS if key in composed}
+            self._compositions.chosen[choices] = {**_defaults(), **chosen}
         return self._compositions.composed[choices]
 
-    def _renamed(self, composed: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
+    def _renamed(
+        self, composed: Mapping[str, Any], choices: Mapping[str, str], chosen: Mapping[str, str]
+    ) -> dict[str, str]:
         """Return axis -> member, for the axes where a preset's {name: X, ...} differs from the chosen option."""
-        members = {axis: self.member_name(axis, self._chosen[axis]) for axis in AXES if axis not in choices}
+        members = {axis: self.member_name(axis, chosen[axis]) for axis in AXES if axis not in choices}
         named = {axis: str(composed[axis].get("name", member)) for axis, member in members.items()}
         return {axis: name for axis, name in named.items() if name != members[axis]}
 
@@ -310,12 +357,6 @@ class Composer:
         except OmegaConfBaseException as error:
             raise explained(error, [], lambda _: str(files[0])) from None
 
-    @cached_property
-    def _scratch(self) -> DictConfig:
-        """The schema's values, for `check_value` to set: new ones per value would be slow."""
-        values: DictConfig = OmegaConf.structured(Config)
-        return values
-
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""
         if (path, repr(value)) in self._checked:
@@ -323,7 +364,7 @@ class Composer:
         if path.split(".")[0] not in TRIAL_KEYS:
             raise unknown("key", path, TRIAL_KEYS, where=where)
         try:
-            OmegaConf.update(self._scratch, path, value)
+            OmegaConf.update(_scratch(), path, value)
         except OmegaConfBaseException as error:
             raise explained(error, [], lambda _: where) from None
         self._checked.add((path, repr(value)))

@@ -7,7 +7,7 @@ depend on the member: `TrialConfig.read` checks them.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, make_dataclass
 from enum import Enum
 from pathlib import Path
@@ -266,25 +266,36 @@ class RunConfig:
 
 _BUDGET: Any = schema_of(Budget)
 _OPEN: Any = dict[str, Any]
-Config = make_dataclass(
-    "Config",
-    [
-        *((name, _OPEN, field(default_factory=dict)) for name in ("task", "precision", *METHOD)),
-        *(
-            (name, made := schema_of(part, FILLED_IN.get(name, ())), field(default_factory=made))
-            for name, part in TYPED.items()
-        ),
-        ("seed", int, 0),
-        ("scale", ScaleConfig, field(default_factory=ScaleConfig)),
-        ("executor", _OPEN, field(default_factory=dict)),
-        ("cluster", ClusterConfig, field(default_factory=ClusterConfig)),
-        ("tracking", TrackingConfig, field(default_factory=TrackingConfig)),
-        ("on", OnConfig, field(default_factory=OnConfig)),
-        ("budget", _BUDGET, field(default_factory=_BUDGET)),
-        ("grid", GridConfig, field(default_factory=GridConfig)),
-        ("state_dir", str, "zo_runs"),
-    ],
-)
+_FIELDS: dict[str, tuple[Any, Any]] = {  # key of the configuration -> its type, its default
+    **{name: (_OPEN, field(default_factory=dict)) for name in ("task", "precision", *METHOD)},
+    **{
+        name: (made := schema_of(part, FILLED_IN.get(name, ())), field(default_factory=made))
+        for name, part in TYPED.items()
+    },
+    "seed": (int, 0),
+    "scale": (ScaleConfig, field(default_factory=ScaleConfig)),
+    "executor": (_OPEN, field(default_factory=dict)),
+    "cluster": (ClusterConfig, field(default_factory=ClusterConfig)),
+    "tracking": (TrackingConfig, field(default_factory=TrackingConfig)),
+    "on": (OnConfig, field(default_factory=OnConfig)),
+    "budget": (_BUDGET, field(default_factory=_BUDGET)),
+    "grid": (GridConfig, field(default_factory=GridConfig)),
+    "state_dir": (str, "zo_runs"),
+}
+
+
+def schema(keys: Iterable[str]) -> Any:
+    """Return Hydra's schema of some keys of the configuration."""
+    return make_dataclass("Config", [(key, *_FIELDS[key]) for key in keys])
+
+
+Config = schema(_FIELDS)
+# Parts that are composed apart, at a third of the cost of the whole -> the groups to choose from, the keys they set.
+APART = {
+    "of_method": (METHOD, [key for key in TRIAL_KEYS if key not in OWN_TREE]),
+    "of_own_tree": (OWN_TREE, OWN_TREE),
+    "of_grid": ((), ("grid",)),
+}
 
 
 SCALARS = {str: "text (in quotes, if it has ': ' in it)", int: "an integer", float: "a number"}
