@@ -71,7 +71,7 @@ def test_a_process_composes_only_what_it_has_not_composed(monkeypatch: pytest.Mo
 
 
 PROMPT = (
-    "# @package _global_\ndefaults: [mezo, {override /update: adam}]\nprompt: {name: prge}\nupdate: {lr: ${seed}}\n"
+    '# @package _global_\ndefaults: [mezo, {override /update: adam}]\nprompt: {name: prge}\nupdate: {lr: "${seed}"}\n'
 )
 
 
