@@ -1,33 +1,23 @@
-"""Cluster benchmarks: scheduling overhead, time to recover a lost trial, the driver of thousands of running trials,
-and the commands on a sweep of 10,000 trials.
-"""
+"""Cluster benchmarks: scheduling overhead, time to recover a lost trial, the driver of thousands of running trials."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
-import yaml
-
-from benchmarks.idle_trials import TARGET, trials
+from benchmarks.idle_trials import TARGET, ended, trials
 from benchmarks.raylets import Cluster, Raylet, cluster, wait_for
 from benchmarks.simulated_slots import SimulatedSlots
 from zo_sweeps.bench.measure import RatioRow
-from zo_sweeps.config.composer import Composer
-from zo_sweeps.core.events import End, Event, ScoredDev, Start, Steps, only
-from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.core.events import Start, Steps, only
+from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.executor import Executor
-from zo_sweeps.plan.build import build
 from zo_sweeps.record import mlflow_points
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_store import MlflowMirror
@@ -41,17 +31,8 @@ from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Watch
 from zo_sweeps.schedule.spending import Caps
 from zo_sweeps.schedule.sweep import Sweep
 
-MANY = 10_000
 RUNNING = (100, 300, 1000, 2000)  # trials at a time
 WARM_UP = 20  # trials not timed, while processes start
-GRID: dict[str, Any] = {  # MANY trials of the demo model
-    "name": "many",
-    "fixed": {"model": "demo", "prompt": "mezo", "method": "prge", "estimator": {"q": 2}},
-    "axes": {"task": ["demo_remarks"], "update": {"lr": [0.01 * (i + 1) for i in range(10)]}},
-    "seeds": list(range(MANY // 10)),
-    "blocks": {"zo": {"label": "ZO", "fixed": {"train": {"steps": 1000}}}},
-    "tables": {"accuracy": {"layout": "accuracy", "rows": {"zo": "ZO"}}},
-}
 
 
 def rows(rounds: int) -> Iterator[RatioRow]:
@@ -61,7 +42,6 @@ def rows(rounds: int) -> Iterator[RatioRow]:
         yield from losses(Path(folder))
         for running in RUNNING:
             yield reports(Path(folder) / f"running_{running}", running)
-        yield from many(Path(folder) / "many")
         yield points(Path(folder) / "points")
 
 
@@ -125,55 +105,12 @@ def reports(folder: Path, running: int, steps: int = 5) -> RatioRow:
     return RatioRow(name, min(of_steps), "ms", 0.5, 0.25, "a line of a journal", detail)
 
 
-def many(folder: Path) -> Iterator[RatioRow]:
-    """Start a sweep of MANY trials as a user does; then time the commands on it with all trials ended."""
-    conf, state = folder / "conf", folder / "state"
-    (conf / "grid").mkdir(parents=True)
-    (conf / "grid" / "many.yaml").write_text("# @package grid\n" + yaml.safe_dump(GRID))
-    command = [sys.executable, "-m", "zo_sweeps"]
-    grid = ["+grid=many", "--config-dir", str(conf), f"state_dir={state}"]
-    began = time.time()
-    driver = subprocess.Popen([*command, *grid, "executor.slots=1"], stdout=subprocess.DEVNULL, cwd=folder)
-    try:
-        wait_for(lambda: any(state.glob("journal/*/*.jsonl")), 600, "the first trial")
-        first = time.time() - began
-        time.sleep(5)
-        memory = psutil.Process(driver.pid).memory_info().rss / 2**20
-    finally:
-        driver.send_signal(signal.SIGINT)
-        driver.wait()
-    yield RatioRow(f"from the command to the first trial of {MANY:,}", first, "s", 60, 30, "plan, Ray, torch")
-    yield RatioRow(f"memory of the driver of {MANY:,} trials", memory, "MiB", 1024, 512, "the plan")
-    _finish_all(state, [grid[0], grid[-1]], conf)
-    drawn = 20, 10, "figures, two journals of each selected trial"
-    goals = dict.fromkeys(("plan", "status", "table"), (10, 3, "planning them")) | {"report": drawn}
-    for name, goal in goals.items():
-        begin = time.perf_counter()
-        process = subprocess.Popen([*command, name, *grid], stdout=subprocess.DEVNULL, cwd=folder)
-        _, status, used = os.wait4(process.pid, 0)
-        assert status == 0, name
-        seconds, cpu = time.perf_counter() - begin, used.ru_utime + used.ru_stime
-        detail = {"wall s": round(seconds, 1), "MiB": used.ru_maxrss // 1024, "load": round(os.getloadavg()[0], 1)}
-        yield RatioRow(f"CPU of `{name}`, {MANY:,} finished trials", cpu, "s", *goal, detail)
-
-
-def _finish_all(state: Path, overrides: list[str], conf: Path) -> None:
-    """Write a journal of every trial of the sweep, and mark it as succeeded in the ledger."""
-    with contextlib.closing(JournalStore(state)) as store, Ledger(state) as ledger:
-        for number, trial in enumerate(build(Composer(overrides, [str(conf)])).every.values()):
-            store.set_aside(trial.trial_id)  # of those that have begun
-            *events, end = _journal(trial, number % 97 / 97)
-            store.append(trial.trial_id, [*events, end])
-            assert isinstance(end, End)
-            ledger.write(trial.trial_id, TrialState.SUCCEEDED, outcome=end.outcome)
-
-
 def points(folder: Path, count: int = 32, steps: int = 1000) -> RatioRow:
     """Measure the upload of the journals of `count` finished trials of `steps` steps each to a store of their own."""
     store, known = JournalStore(folder), list(trials(count, steps=steps))
     total = 0
     for trial in known:
-        events = _journal(trial)
+        events = ended(trial)
         store.append(trial.trial_id, events)
         total += len(mlflow_points.points(trial, events))
     mirror = MlflowMirror(None, "bench", SweepInfo("bench", "bench", "bench"), folder)
@@ -187,21 +124,6 @@ def points(folder: Path, count: int = 32, steps: int = 1000) -> RatioRow:
     return RatioRow(
         "metric points to MLflow", total / seconds, "/s", 1000, 5000, "SQLite", {"points": total, "runs": count}
     )
-
-
-def _journal(trial: Trial, score: float | None = None) -> list[Event]:
-    """Return the events of a finished trial; with a score on dev and test, if there is one."""
-    events: list[Event] = [Start(time=1.0, attempt=1, device={}, versions={}, resumed_from=0)]
-    for first in range(1, trial.steps + 1, 100):
-        part = range(first, first + 100)
-        losses, coefs = tuple(1.0 / step for step in part), tuple((1.0,) for _ in part)
-        events.append(Steps(time=1.0 + first, first=first, losses=losses, coefs=coefs, seconds=1.0, tokens=1))
-    metrics = {"wall_seconds": 1.0}
-    if score is not None:
-        events.append(ScoredDev(time=1.5 + trial.steps, step=trial.steps, loss=1 - score, metric=score))
-        metrics |= {"dev/metric": score, "dev/loss": 1 - score, "test/metric": score}
-    outcome = Outcome(trial.trial_id, TrialState.SUCCEEDED, metrics, steps_done=trial.steps)
-    return [*events, End(time=2.0 + trial.steps, outcome=outcome)]
 
 
 def _sweep(

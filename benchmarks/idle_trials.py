@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from zo_sweeps.core.events import End, Event, Sink, Start, Steps
+from zo_sweeps.core.events import End, Event, ScoredDev, Sink, Start, Steps
 from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.record.journal import last_step
 
@@ -35,3 +35,18 @@ def run_trial(trial: Trial, sink: Sink, journal: list[Event], attempt: int, shou
     outcome = Outcome(trial.trial_id, state, {"wall_seconds": 0.0}, steps_done=done)
     sink.emit(End(outcome=outcome))
     return outcome
+
+
+def ended(trial: Trial, score: float | None = None) -> list[Event]:
+    """Return the events of a finished trial; with a score on dev and test, if there is one."""
+    events: list[Event] = [Start(time=1.0, attempt=1, device={}, versions={}, resumed_from=0)]
+    for first in range(1, trial.steps + 1, 100):
+        part = range(first, first + 100)
+        losses, coefs = tuple(1.0 / step for step in part), tuple((1.0,) for _ in part)
+        events.append(Steps(time=1.0 + first, first=first, losses=losses, coefs=coefs, seconds=1.0, tokens=1))
+    metrics = {"wall_seconds": 1.0}
+    if score is not None:
+        events.append(ScoredDev(time=1.5 + trial.steps, step=trial.steps, loss=1 - score, metric=score))
+        metrics |= {"dev/metric": score, "dev/loss": 1 - score, "test/metric": score}
+    outcome = Outcome(trial.trial_id, TrialState.SUCCEEDED, metrics, steps_done=trial.steps)
+    return [*events, End(time=2.0 + trial.steps, outcome=outcome)]

@@ -18,7 +18,7 @@ from zo_sweeps.methods import registry
 
 ENGINE = ("noise", "step", "memory", "replay")
 PARTS = {name: f"zo_sweeps.bench.engine_parts:{name}_rows" for name in ENGINE}  # benchmarks/__main__.py adds CHECKOUT
-CHECKOUT = ("precision", "codes", "sparse", "gpu", "cluster", "shares", "population")
+CHECKOUT = ("precision", "codes", "sparse", "gpu", "cluster", "growth", "shares", "population")
 
 
 @dataclass(frozen=True)

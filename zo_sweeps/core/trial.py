@@ -73,6 +73,11 @@ class StoredConfig:
         return dict(self.data)
 
 
+def parts_of(config: Config) -> Mapping[str, Any]:
+    """Return a configuration's parts by name; most trials of a plan have the same objects."""
+    return config.data if isinstance(config, StoredConfig) else vars(config)
+
+
 @dataclass(frozen=True)
 class SharedSteps:
     """How the processes that share a trial's steps can divide its points; see `zo_sweeps.engine.peers`."""

@@ -124,7 +124,7 @@ class Places:
         model, data = self._model(config), self._task(config)
         check_model(config, model)
         config, missing_text = self._with_sources(config, model)
-        config = replace(config, task=replace(config.task, fingerprint=data.fingerprint))
+        config = replace(config, task=self._identified(config.task, fingerprint=data.fingerprint))
         reasons = [*_refused(config), *(status.why for status in (model, data) if not status.available)]
         config, missing_rows = _with_rows(config, data)
         reasons += [missing for missing in (missing_text, missing_rows) if missing]
@@ -212,8 +212,8 @@ class Places:
         packaged = model.package and (model.package.contents.text, "")
         text, missing = packaged or fingerprint_texts(config, self._texts)
         corrected = model.arch is not None and is_corrected(config, model.arch)
-        identified = replace(config.model, fingerprint=model.fingerprint, corrected=corrected)
-        return replace(config, model=identified, data=replace(config.data, text_fingerprint=text)), missing
+        identified = self._identified(config.model, fingerprint=model.fingerprint, corrected=corrected)
+        return replace(config, model=identified, data=self._identified(config.data, text_fingerprint=text)), missing
 
     def _model(self, config: TrialConfig) -> ModelStatus:
         return self._once(self._key(config.model), lambda: status(config.model))
@@ -265,6 +265,11 @@ class Places:
             content = write(replace(part, lr=0.0) if isinstance(part, Update) else part)
             self._keys[id(part)] = part, json.dumps(content, sort_keys=True, default=str)
         return self._keys[id(part)][1]
+
+    def _identified(self, part: T, **found: Any) -> T:
+        """Return a part with what was found of it filled in, the same object for all trials."""
+        self._key(part)  # which keeps the part, and so its id
+        return self._once((id(part), *found.values()), lambda: replace(part, **found))  # type: ignore[type-var]
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what `make` returned, or raise the UserError that it raised, when it was first called for the key."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -151,7 +151,8 @@ class _Draft:
         self.devices: set[str] = set()
         self.measured: dict[str, None] = {}  # what precision=fastest is, in a line each
         self.places = places
-        self.identities: dict[int, tuple[Any, Canonical]] = {}  # id of a part -> the part, which so keeps its id; ...
+        # (id of a part, dialect) -> the part, which so keeps its id, and what counts of it
+        self.identities: dict[tuple[int, str], tuple[Any, Canonical]] = {}
         self.resolver, self.overrides = Resolver(composer), Overrides(composer)
         try:
             self.grid = shown(self.grid, composer.left_out)
@@ -204,7 +205,7 @@ class _Draft:
         behind: dict[str, Availability] = {}
         for block, looked, setting in self.drafts:
             config, searched = looked.config, used(setting.searched, looked.config)
-            trial_id, column = config.trial_id(self._identity), setting.column or config.task.name
+            trial_id, column = self._trial_id(config), setting.column or config.task.name
             cells.append(Cell(block, column, config.seed, searched, trial_id))
             if trial_id not in every:
                 trial = _trial(trial_id, looked, searched, rows[block], columns[column])
@@ -224,13 +225,19 @@ class _Draft:
             relabelled=frozenset(texts.rows),
         )
 
+    def _trial_id(self, config: TrialConfig) -> str:
+        """Return the trial_id; what counts of a part is made canonical once for all trials that share the object."""
+        counted = config.identity(self._identity)
+        if "task" in counted:
+            counted["task"] = self._canonical(config.task, lambda task: counted["task"], config.prompt.name)
+        return fingerprint(counted)
+
     def _identity(self, part: Any) -> Any:
-        """Return what counts of a part towards the trial_id, found once for all trials that share the object."""
-        if not is_dataclass(part):
-            return identity(part)
-        if id(part) not in self.identities:
-            self.identities[id(part)] = part, Canonical(canonical(identity(part)))
-        return self.identities[id(part)][1]
+        return self._canonical(part, identity) if is_dataclass(part) else part  # such as the seed
+
+    def _canonical(self, part: Any, counted: Callable[[Any], Any], dialect: str = "") -> Canonical:
+        known = self.identities.get((id(part), dialect)) or (part, Canonical(canonical(counted(part))))
+        return self.identities.setdefault((id(part), dialect), known)[1]
 
     def _scaled(self) -> tuple[str, ...]:
         """Return how the keys begin that a caveat names, and no label: the shape that the scale cuts."""

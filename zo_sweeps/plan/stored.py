@@ -13,9 +13,9 @@ from zo_sweeps.config.schema import GridConfig, RunConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.core.trial import StoredConfig, Trial
+from zo_sweeps.core.trial import StoredConfig, Trial, parts_of
 from zo_sweeps.methods.client_rounds import OfClients
-from zo_sweeps.methods.definition import convert, hints
+from zo_sweeps.methods.definition import convert, hints, write
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Cell, Plan, by_line
 
@@ -50,13 +50,16 @@ def dump(plan: Plan) -> dict[str, Any]:
     assert plan.altered is not None
     assert plan.extents is not None
     parts: dict[str, dict[str, tuple[int, Any]]] = {}
+    places: dict[tuple[str, int], int] = {}  # name and id of a part, which the plan keeps -> its index
     trials = []
     for trial in plan.every.values():
-        indices = {}
-        for name, value in trial.config.to_json().items():
-            known = parts.setdefault(name, {})
-            indices[name], _ = known.setdefault(fingerprint([value]), (len(known), value))
-        trials.append({**trial.to_json(), "config": indices})
+        own = parts_of(trial.config)
+        for name, part in own.items():
+            if (name, id(part)) not in places:
+                known, value = parts.setdefault(name, {}), write(part)
+                places[name, id(part)], _ = known.setdefault(fingerprint([value]), (len(known), value))
+        indices = {name: places[name, id(part)] for name, part in own.items()}
+        trials.append(replace(trial, config=StoredConfig(indices)).to_json())
     lines = {line: index for index, line in enumerate({**by_line(plan.remarks), **by_line(plan.reasons)})}
     remarks, reasons = (
         {trial_id: [lines[line] for line in of_trial] for trial_id, of_trial in of_trials.items()}

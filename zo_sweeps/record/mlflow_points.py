@@ -18,7 +18,7 @@ from uuid import NAMESPACE_OID, uuid5
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, PeersReady, ScoredDev, ScoredTest, Sensors, SquaredGradients, Start, Steps
 from zo_sweeps.core.memory_parts import TOTAL
-from zo_sweeps.core.trial import Config, Outcome, Trial, TrialState
+from zo_sweeps.core.trial import Config, Outcome, Trial, TrialState, parts_of
 from zo_sweeps.core.units import metric_text
 from zo_sweeps.methods.perturbation import Reads
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -295,8 +295,9 @@ def link(experiment_id: str, sweep_id: str, view: str) -> str:
 def view_tags(sweep_id: str, trials: Sequence[Trial]) -> dict[str, str]:
     """Return the experiment's tags that hold the views of a sweep of these trials."""
     query = f"tags.`zo.sweep_id` = '{sweep_id}' and tags.`zo.kind` = 'trial'"
-    metrics = list(dict.fromkeys(map(metric_of, trials)))
-    scales = {params(trial.config).get("estimator.eps") for trial in trials} - {None}  # of those that use one
+    metrics = list(dict.fromkeys(map(metric_of, _distinct(trials, "task"))))
+    some = _distinct(trials, "method", "estimator")
+    scales = {params(trial.config).get("estimator.eps") for trial in some} - {None}  # of those that use one
     tasks = {trial.task for trial in trials}
     columns = [
         *(f"metrics.`{split}{name}`" for name in metrics for split in ("test/", "selected/dev_")),
@@ -319,6 +320,11 @@ def view_tags(sweep_id: str, trials: Sequence[Trial]) -> dict[str, str]:
     }
     tag = f"mlflow.sharedViewState.{sweep_id}"
     return {f"{tag}-{view}": json.dumps(state, separators=(",", ":")) for view, state in states.items()}
+
+
+def _distinct(trials: Iterable[Trial], *parts: str) -> Iterable[Trial]:
+    """Return a trial for each combination of the objects that these parts of the configurations are."""
+    return {tuple(id(parts_of(trial.config).get(part)) for part in parts): trial for trial in trials}.values()
 
 
 def _charts(metrics: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import unknown
 from zo_sweeps.core.events import Event
-from zo_sweeps.core.trial import Trial, TrialState
+from zo_sweeps.core.trial import Trial, TrialState, parts_of
+from zo_sweeps.methods.definition import write
 from zo_sweeps.plan.build import Plan, by_line, expected
 from zo_sweeps.plan.order import ORDERS, described
 from zo_sweeps.record.journal import JournalStore, evals, last_step, outcome, places
@@ -381,12 +382,13 @@ def trial_facts(plan: Plan, name: str) -> TrialFacts:
 
 
 def differing(trials: Iterable[Trial]) -> frozenset[str]:
-    """Return the names of the settings that do not have one value in all trials. Cost: reads every configuration."""
-    absent, first, found = object(), None, set[str]()
-    for trial in trials:
-        one = flat(trial.config.to_json())
-        first = one if first is None else first
-        found |= {name for name in {*one, *first} if one.get(name, absent) != first.get(name, absent)}
+    """Return the names of the settings that do not have one value in all trials. Cost: reads every part once."""
+    absent, found = object(), set[str]()
+    configs = [parts_of(trial.config) for trial in trials]
+    for part in {name: None for config in configs for name in config}:
+        objects = {id(one): one for one in (config.get(part, absent) for config in configs)}
+        first, *others = ({} if one is absent else flat({part: write(one)}) for one in objects.values())
+        found |= {name for one in others for name in {*one, *first} if one.get(name, absent) != first.get(name, absent)}
     return frozenset(found)
 
 

@@ -10,9 +10,10 @@ import math
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from zo_sweeps.tables.text_cells import plain
 COLUMNS = ("trial", "state", "selected step", "dev loss", "test", "seconds", "id")
 COMMANDS = ("status {}", "answers {}", "export {} --out adapter")
 PARTS = (*((part.metric, part.value, text) for part, text in MEANINGS.items()), (TOTAL, "total", METRICS[TOTAL]))
+ALIKE = 100  # trials of other seeds that a page names, at most: else its length would grow with the sweep
 SPLITS, MARK = ("dev", "test"), " (selected)"
 WIDTH, HEIGHT, EDGE = 320, 120, 4  # of a drawn curve
 CLOCK = 0.001  # seconds, to which a file system keeps a time
@@ -77,7 +79,8 @@ class TrialPages:
         trial, ended = self.plan.every[trial_id], self.standing.outcomes.get(trial_id)
         events = self._journals.read(trial_id, ended=self.standing.has_result(trial_id))
         facts = described_trial(self.plan, self.standing, trial, events, self._differing)
-        metric, labels = _metric(trial), {i: self.plan.every[i].label for i in self._settings[trial_id]}
+        metric, others = _metric(trial), (i for ids in self._settings[trial_id] for i in ids if i != trial_id)
+        alike = dict.fromkeys(islice((i for i in others if has_page(self.standing, i)), ALIKE))
         state = f" state_dir={shlex.quote(at)}" if (at := self.plan.config.state_dir) != "zo_runs" else ""
         measured = [(name, metric_text(name, value), METRICS.get(name, "")) for name, value in facts.metrics.items()]
         parts = [(name, facts.metrics.get(key, 0), meaning) for key, name, meaning in PARTS]
@@ -96,7 +99,8 @@ class TrialPages:
             machine=device_of(ended) if ended else (),
             versions=versions_of(ended) if ended else "",
             attempts=[(number, *astuple(one)) for number, one in enumerate(facts.attempts, 1)],
-            alike=[(i, label) for i, label in labels.items() if i != trial_id and has_page(self.standing, i)],
+            alike=[(i, self.plan.every[i].label) for i in alike],
+            most=ALIKE,
             commands=[f"python -m zo_sweeps {words.format(trial_id)}{state}" for words in COMMANDS],
         )
 
@@ -149,18 +153,18 @@ class TrialPages:
         return differing(self.plan.every.values())
 
     @cached_property
-    def _settings(self) -> Mapping[str, Sequence[str]]:
+    def _settings(self) -> Mapping[str, Sequence[Collection[str]]]:
         return _settings(self.plan)
 
 
-def _settings(plan: Plan) -> Mapping[str, list[str]]:
-    """Return trial -> the trials of its cells' settings, over all seeds."""
+def _settings(plan: Plan) -> Mapping[str, Sequence[Collection[str]]]:
+    """Return trial -> the trials of each of its cells' settings, over all seeds."""
     settings: defaultdict[str, dict[str, None]] = defaultdict(dict)
     keys: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for cell in plan.cells:
         key = json.dumps([cell.block, cell.task, cell.hyperparameters], sort_keys=True, default=str)
         settings[key][cell.trial_id] = keys[cell.trial_id][key] = None
-    return {trial_id: [*dict.fromkeys(i for key in own for i in settings[key])] for trial_id, own in keys.items()}
+    return {trial_id: [settings[key] for key in own] for trial_id, own in keys.items()}
 
 
 def _line(plan: Plan, standing: Standing, trial: Trial) -> tuple[str, ...]:
