@@ -309,6 +309,18 @@ def test_the_league_s_table_is_that_of_its_archives() -> None:
     assert sorted(round(1e4 * row["cosine"]) for row in cosines) == sorted(int(line[-1]) for line in lines if line[-1])
 
 
+def test_the_table_of_the_last_blocks_is_that_of_its_archives() -> None:
+    (whole, *first, _), *others = table("LEAGUE", "|                        | SST-2, sentences |")
+    tasks = [f"last_blocks_{task}" for task in TASKS]
+    assert all(league(task).keys() == {whole, *(row for row, *_ in others)} for task in tasks)
+    for task, cell in zip(tasks, first, strict=True):
+        check(cell, *mean_and_spread(right(task, whole).values()))
+    for row, *cells, difference in others:
+        for task, cell in zip(tasks, cells, strict=True):
+            check(cell, *mean_and_spread(right(task, row).values()))
+        check(difference, *ahead(row, whole, tasks, len(others)))
+
+
 def test_the_table_of_clients_is_that_of_its_archives() -> None:
     lines = table("LEAGUE", "|                             | SST-2, sentences |")
     tasks = ["clients_sst2_sent", "clients_trec"]
