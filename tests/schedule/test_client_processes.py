@@ -297,7 +297,7 @@ def test_a_private_client_that_is_killed_and_returns_answers_a_round_with_the_sa
         received(here(trial))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nobody_answers_for_a_private_client_that_is_lost_and_epsilon_says_towards_whom_it_is() -> None:
     trial = make(*SHARED, *PRIVATE)
     peers = [Counted("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(CLIENTS)]

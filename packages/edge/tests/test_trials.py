@@ -127,6 +127,7 @@ def test_what_a_program_computes_is_the_engines_step(overrides: tuple[str, ...])
         assert ended.metrics[name] == pytest.approx(torchs.metrics[name], abs=64 * UNIT)
 
 
+@pytest.mark.long
 def test_a_trial_moves_between_the_runtimes() -> None:
     """It begins in one and ends in the other: one id, one log without a gap, and the devices of its attempts."""
     options = (*TINY, ANYWHERE, "estimator.q=4", "train.steps=8", "train.eval_every=4")
