@@ -336,6 +336,19 @@ def test_the_table_of_clients_is_that_of_its_archives() -> None:
             check(cell.replace(",", ""), *([fmean(run[name] for run in runs) / 1000] if cell else ()))
 
 
+def test_what_the_second_quickstart_learns_is_that_of_its_archive() -> None:
+    said = " ".join((DOCS / "adding" / "reward.md").read_text(encoding="utf-8").split())
+    before, after = (settings[()][0] for settings in league("sums").values())
+    for name, text in (
+        ("test/reward", r"reward rises from (\S+) to (\S+)"),
+        ("test/length", r"length falls from (\S+) characters to ([\d.]+)"),
+    ):
+        found = re.search(text, said)
+        assert found, text
+        check(found[1], before[name])
+        check(found[2].rstrip(","), after[name])
+
+
 def test_the_league_s_releases_are_those_of_its_archive() -> None:
     lines = table("LEAGUE", "| SST-2       | as published |")
     compared = len([row for row in league("sst2") if row.endswith("as released")])
