@@ -54,7 +54,7 @@ BAD = [
     ),
     (["+grid.tables.accuracy.foo=1"], ["unknown key 'grid.tables.accuracy.foo'"]),
     (["grid.tables.accuracy.layout=acc"], ["unknown table 'acc'", "accuracy"]),
-    (["grid.tables.accuracy.published=prge/nope"], ["unknown published table 'prge/nope'"]),
+    (["+grid=methods", "grid.tables.trained.published=prge/nope"], ["unknown published table 'prge/nope'"]),
     (["~grid.tables"], ["grid.tables cannot be left out", "grid.tables={} leaves out all"]),
     (["grid.select.metric=test/metric"], ["settings cannot be selected by 'test/metric'"]),
     (["grid.select.metric=dev/los"], ["unknown metric 'dev/los'", "did you mean 'dev/loss'?"]),

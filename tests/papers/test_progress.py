@@ -16,12 +16,14 @@ from zo_sweeps.schedule.ledger import Standing
 pytestmark = pytest.mark.unit
 SCORES = {"dev/loss": 0.5, "dev/metric": 0.5, "test/metric": 0.5}
 Measured = Callable[[Trial], Mapping[str, float]]
-OWN = Item("mine", "table1", "Mine", "accuracy", "…", ("quickstart",))
 
 
 def item(reference: str) -> Item:
     (found,) = (one for one in items() if one.reference == reference)
     return found
+
+
+OWN = item("pezo/table3")
 
 
 def progress(of: Item, *sweeps: tuple[str, ...], metrics: Measured = lambda trial: SCORES) -> ItemProgress:
@@ -44,21 +46,20 @@ def measured(trial: Trial) -> dict[str, float]:
 
 
 def test_a_sweep_of_a_part_of_the_grid_is_not_complete_and_says_of_what_it_is_a_part() -> None:
-    part = progress(OWN, ("update.lr=0.1", "grid.seeds=[0]"), metrics=measured)
-    assert part.state == (
-        "1 of 19 cells, 3 of 25 trials (3 of 13 settings and 1 of 2 seeds), 12 with other settings"
-    ), "the learning rate 0.1 is none of MeZO's and backpropagation's; the untrained model is the same for every seed"
+    part = progress(OWN, ("update.lr=1e-6", "grid.seeds=[13]"), metrics=measured)
+    assert part.state == "0 of 8 cells, 8 of 120 trials (8 of 24 settings and 1 of 5 seeds)", "a cell has three rates"
+    other = progress(OWN, ("update.lr=1e-6,1e-3", "grid.seeds=[13]"), metrics=measured)
+    assert other.state == "0 of 8 cells, 8 with other settings", "the rate 1e-3 is none of the grid's"
     assert progress(OWN, (), metrics=measured).state == "complete"
     assert progress(OWN, (), metrics=lambda trial: {}).state == "not run"
-    some = progress(OWN, (), metrics=lambda trial: measured(trial) if "seed 0" in trial.label else {})
-    assert some.state == "0 of 19 cells, 12 of 25 trials (12 of 13 settings and 1 of 2 seeds)"
+    some = progress(OWN, (), metrics=lambda trial: measured(trial) if "seed 13" in trial.label else {})
+    assert some.state == "0 of 8 cells, 24 of 120 trials (1 of 5 seeds)"
 
 
 def test_every_sweep_of_a_folder_counts_and_what_one_left_out_another_may_have() -> None:
-    without = [f"~grid.blocks.{block}" for block in ("fo_full", "mezo", "fo_lora_fa", "fo_lora_fa_layerwise")]
-    both = ("grid.seeds=[0]", "~grid.blocks.zo_lora_fa_q4"), ("grid.seeds=[1]", "~grid.blocks.zo_lora_fa_q4")
-    rest = ("update.lr=0.1,0.3,1", *without, "~grid.tables.runtime", "~grid.tables.memory")
-    assert progress(OWN, *both, metrics=measured).state == "16 of 19 cells, 19 of 25 trials (10 of 13 settings)"
+    both = ("grid.seeds=[13,21]", "~grid.blocks.ours"), ("grid.seeds=[42,87,100]", "~grid.blocks.ours")
+    assert progress(OWN, *both, metrics=measured).state == "6 of 8 cells, 90 of 120 trials (18 of 24 settings)"
+    rest = ("grid.only=[ours]",)
     assert progress(OWN, *both, rest, metrics=measured).state == "complete"
     assert progress(OWN, rest, *both, metrics=measured).state == "complete"
 

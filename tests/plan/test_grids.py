@@ -27,6 +27,8 @@ COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed
     "results": (560, 570),
     "rewards": (288, 300),
     "federated": (320, 320),
+    "last_blocks": (360, 360),
+    "sums": (2, 2),
 }
 BLOCKS = {  # P-RGE Table 8: learning rates x q x tasks
     "zero_shot": 9,

@@ -9,8 +9,9 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.parts import Train
 from zo_sweeps.plan.as_written import altered
-from zo_sweeps.plan.build import CONFIRMS, expected
+from zo_sweeps.plan.build import CONFIRMS
 from zo_sweeps.schedule.halving import groups, searches
+from zo_sweeps.schedule.snapshot import expected
 
 HALVING = "train.halving=[0.5]"
 

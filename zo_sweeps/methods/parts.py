@@ -241,6 +241,11 @@ class Train(Checked):
         wanted = {every * math.ceil(share * self.steps / every - 1e-9) for share in self.halving}
         return tuple(sorted(step for step in wanted if 0 < step < self.steps))
 
+    @property
+    def confirms(self) -> bool:
+        """Whether the trial runs only if its setting is the one that was selected at the first seeds."""
+        return bool(self.halving_among) and not self.halving
+
 
 @dataclass(frozen=True)
 class Gradients(Checked):

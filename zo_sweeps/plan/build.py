@@ -9,7 +9,6 @@ changes its result differs: trials are keyed by their fingerprint.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
@@ -388,23 +387,6 @@ def used(searched: Mapping[str, Any], config: TrialConfig) -> dict[str, Any]:
 def has_rungs(config: TrialConfig) -> bool:
     """Return whether the trial is compared with others at rungs: its kind can pause, and resume from the log."""
     return bool(config.train.rungs) and config.method.kind.resumes
-
-
-def confirms(config: TrialConfig) -> bool:
-    """Return whether the trial runs only if its setting is the one that was selected at the first seeds."""
-    return bool(config.train.halving_among) and not config.train.halving
-
-
-def expected(trials: Iterable[Trial]) -> dict[str, float]:
-    """Return trial id -> the share of it that is expected to run: of a search's settings, one at each further seed."""
-    searches = {trial.trial_id: _search(trial.config) for trial in trials}
-    settings = Counter(searches.values())
-    return {i: 1 / settings[search] if search else 1.0 for i, search in searches.items()}
-
-
-def _search(config: Any) -> tuple[str, int] | None:
-    """Return what the trials of a search at one further seed have in common; None for any other trial."""
-    return (config.train.halving_among, config.seed) if isinstance(config, TrialConfig) and confirms(config) else None
 
 
 def moved(configs: Iterable[TrialConfig]) -> str:

@@ -14,7 +14,7 @@ from zo_sweeps.core.errors import unknown
 from zo_sweeps.core.events import Event
 from zo_sweeps.core.trial import Trial, TrialState, parts_of
 from zo_sweeps.methods.definition import write
-from zo_sweeps.plan.build import Plan, by_line, expected
+from zo_sweeps.plan.build import Plan, by_line
 from zo_sweeps.plan.order import ORDERS, described
 from zo_sweeps.record.journal import JournalStore, evals, last_step, outcome, places
 from zo_sweeps.results import tables as readout
@@ -23,7 +23,7 @@ from zo_sweeps.results.past_sweeps import EarlierTrial, earlier, lines, listed
 from zo_sweeps.schedule import spending
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
 from zo_sweeps.schedule.prediction import TimePredictions, predictions, slots_here
-from zo_sweeps.schedule.snapshot import LiveRun, read_live
+from zo_sweeps.schedule.snapshot import LiveRun, expected, read_live
 
 MISSING = "missing"
 

@@ -21,7 +21,7 @@ from zo_sweeps.core.events import Event, Rung, ScoredDev
 from zo_sweeps.core.fingerprint import canonical_json
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.plan.build import Plan, confirms, has_rungs
+from zo_sweeps.plan.build import Plan, has_rungs
 from zo_sweeps.schedule.observer import Observer
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def searches(plan: Plan) -> list[Search]:
         settings = found.setdefault((cell.block, cell.task), {})
         first, others = settings.setdefault(canonical_json(cell.hyperparameters), ([], []))
         config = TrialConfig.of(plan.every[cell.trial_id].config)
-        (others if confirms(config) else first).append(cell.trial_id)
+        (others if config.train.confirms else first).append(cell.trial_id)
     made = []
     for (block, column), settings in found.items():
         ids = [trial_id for pair in settings.values() for of_seeds in pair for trial_id in of_seeds]

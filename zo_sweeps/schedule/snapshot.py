@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from zo_sweeps.core.document import key, to_text
 from zo_sweeps.core.events import Event, ScoredDev, Steps
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
-from zo_sweeps.plan.build import expected
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.schedule.observer import Observer
 
 if TYPE_CHECKING:
@@ -107,6 +108,19 @@ class Snapshot:
         if self.cost_this_run <= 0 or (self.cost_this_run < 0.02 * left and self.seconds < SETTLED_SECONDS):
             return left / len(self.running) if self.predicted and self.running else None
         return left * self.seconds / self.cost_this_run
+
+
+def expected(trials: Iterable[Trial]) -> dict[str, float]:
+    """Return trial id -> the share of it that is expected to run: of a search's settings, one at each further seed."""
+    searches = {trial.trial_id: _search(trial.config) for trial in trials}
+    settings = Counter(searches.values())
+    return {i: 1 / settings[search] if search else 1.0 for i, search in searches.items()}
+
+
+def _search(config: Any) -> tuple[str, int] | None:
+    """Return what the trials of a search at one further seed have in common; None for any other trial."""
+    confirms = isinstance(config, TrialConfig) and config.train.confirms
+    return (config.train.halving_among, config.seed) if confirms else None
 
 
 class Watch(Observer):
