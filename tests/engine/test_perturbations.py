@@ -88,7 +88,9 @@ def test_threads_do_not_change_it(perturbation: Perturbation) -> None:
     first = direction(perturbation, key, layout)
     try:
         torch.set_num_threads(1 if before > 1 else 2)
-        assert torch.equal(direction(begun(perturbation, layout), key, layout), first)
+        again = direction(begun(perturbation, layout), key, layout)
+        # Products of matrices are divided among threads, on some processors with other sums.
+        assert torch.equal(again, first) if perturbation.portable else torch.allclose(again, first, atol=1e-5)
     finally:
         torch.set_num_threads(before)
 
