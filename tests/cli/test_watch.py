@@ -26,6 +26,7 @@ sys.exit(main(json.loads(sys.argv[1])))
 """
 
 
+@pytest.mark.long
 def test_watch_follows_a_sweep_of_another_process_to_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

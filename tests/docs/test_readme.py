@@ -304,6 +304,7 @@ def test_the_trainer_of_the_page_goes_on_from_its_log(tmp_path: Path, monkeypatc
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_python_interface_gives_weights_that_peft_and_transformers_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +373,7 @@ def test_the_contract_holds_the_added_method(checkout: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_tutorial_ends_with_a_table_and_an_archive_that_verifies(
     own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.realdata, pytest.mark.slow]
 LESS = ["task=sst2,winogrande", "update.lr=1e-4", "train.steps=2", "split.dev=4", "split.test=4"]
 
 
+@pytest.mark.long
 def test_the_smoke_run_names_what_is_missing_and_fills_every_other_cell(
     tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,7 @@ def test_the_same_command_again_runs_nothing(inline: Sweep, capsys: pytest.Captu
     assert len(inline.ledger()) == lines
 
 
+@pytest.mark.long
 def test_ray_gives_the_same_cells(inline: Sweep, sweep: Sweep) -> None:
     done = sweep.run("ray")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -119,6 +119,7 @@ def measured_and_estimated(update: Update, dtype: torch.dtype, recomputes: bool,
     return peak, estimate
 
 
+@pytest.mark.long
 def test_memory_is_smaller_by_each_part_and_as_estimated() -> None:
     cases = [
         (Adam(), torch.float32, False),

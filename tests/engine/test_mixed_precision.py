@@ -85,9 +85,12 @@ LR = 0.05
 def test_losses_and_weights_are_those_of_a_plain_loop_with_autocast_and_a_scaler(
     update: Update, make: Callable[[list[Tensor]], torch.optim.Optimizer]
 ) -> None:
-    seen, wanted = plain(make)
-    done, found = ours(update, torch.float16)
-    whole, _ = ours(update, None)
+    with torch.backends.mkldnn.flags(
+        enabled=False
+    ):  # its products in fp16 have other sums for other rows on some processors
+        seen, wanted = plain(make)
+        done, found = ours(update, torch.float16)
+        whole, _ = ours(update, None)
     assert not any(event.skipped for event in done)
     assert all(param.dtype is torch.float32 for param in found.values())
     assert [event.loss for event in done] == pytest.approx(seen, rel=1e-6)

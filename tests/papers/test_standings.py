@@ -33,6 +33,7 @@ GRID: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_only_cells_with_the_settings_of_the_grid_as_written_count_and_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from .test_report import Reader
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
+@pytest.mark.long
 def test_a_finished_sweep_leaves_its_report_as_an_artifact_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -625,6 +625,7 @@ def test_a_trial_of_a_gpu_is_computed_again_on_the_reader_s_machine() -> None:
         assert torch_device(verify._here(named, verify.Copies()).device) == device
 
 
+@pytest.mark.long
 def test_a_search_goes_on_from_one_s_own_archive_on_another_machine(
     swept: Swept, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

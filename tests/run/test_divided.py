@@ -109,6 +109,7 @@ def test_each_gpu_has_its_share_of_the_weights_and_all_but_layers_is_on_the_firs
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_what_a_layer_reads_is_moved_to_its_gpu() -> None:
     """A forward alone: there is no backward pass on devices that do not exist."""
     done = subprocess.run([sys.executable, "-m", "tests.run.two_devices"], capture_output=True, text=True, check=False)

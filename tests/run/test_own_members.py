@@ -253,6 +253,7 @@ def test_a_space_that_matches_no_layer_is_refused_in_the_plan_and_else_in_the_tr
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_a_page_s_own_member_runs_again_once_it_computes_something_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

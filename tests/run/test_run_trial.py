@@ -234,6 +234,7 @@ def test_a_loss_that_is_not_finite_is_recorded_as_divergence_with_step_and_seed(
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_a_trial_after_one_that_moved_the_weights_is_as_in_a_fresh_process(undisturbed: Any) -> None:
     lora, full = make(*RUNS["zo lora_fa"], "seed=5"), make(*RUNS["zo full"])
     run(full)

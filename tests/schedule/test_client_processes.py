@@ -222,6 +222,7 @@ def most_rounds() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_clients_in_processes_draw_noise_of_their_own_and_epsilon_counts_rows_that_nobody_else_knows(
     tmp_path: Path,
 ) -> None:

@@ -100,6 +100,7 @@ def link_of(them: Head, name: str) -> Link:
     return registration.link(folder)
 
 
+@pytest.mark.long
 def test_clients_on_agents_have_the_result_of_simulated_ones_also_when_one_is_killed_and_returns(
     tmp_path: Path, loop: asyncio.AbstractEventLoop
 ) -> None:

@@ -112,6 +112,7 @@ def test_the_command_of_a_board_is_the_agent(board: Path) -> None:
     assert zo(board, "-m", "zo_sweeps", "status", status=2) == refused
 
 
+@pytest.mark.long
 def test_it_runs_a_trial_to_the_bits_of_the_whole_package(board: Path, tmp_path: Path) -> None:
     """The demo model's weights are not in it: the head sends them, as any model's."""
     trial = make("model=demo", "train.steps=3", "update.lr=0.1")

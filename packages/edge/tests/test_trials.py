@@ -150,6 +150,7 @@ def test_a_trial_moves_between_the_runtimes() -> None:
     assert ended.metrics["test/metric"] == whole.metrics["test/metric"]
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_ends_with_the_same_bits() -> None:
     """The program's log is replayed by the program: theta and every later loss are those of a run without a stop."""
     from executorch.extension.pybindings import portable_lib

@@ -98,6 +98,7 @@ def test_a_circuit_and_its_device_go_together(overrides: tuple[str, ...], messag
 
 
 @pytest.mark.multiprocess
+@pytest.mark.long
 def test_a_trial_has_figures_and_the_files_behind_them() -> None:
     trial = only(planned("perturbation.k=2", *SMALL), "ring_8")
     events = Events()
