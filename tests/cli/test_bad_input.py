@@ -21,7 +21,7 @@ from zo_sweeps.methods import registry
 HERE = "<tmp>"  # stands for the test's folder
 READING = ("status", "table", "figure", "report", "ui", "sync")  # commands that show what has been run
 RAN = f"state_dir={HERE}/ran"  # a folder with a ledger
-FIGURE = ["+grid=prge_fig4", "scale=smoke"]
+FIGURE = ["+grid=federated", "grid.only=[decomfl]", "grid.seeds=[0]", "task=trec"]
 BAD = [
     # what the user types, and what the line must say
     (["+grid=llama2_superglu"], ["unknown grid 'llama2_superglu'", "did you mean 'llama2_superglue'?", "quickstart"]),
@@ -59,9 +59,9 @@ BAD = [
     (["grid.select.metric=test/metric"], ["settings cannot be selected by 'test/metric'"]),
     (["grid.select.metric=dev/los"], ["unknown metric 'dev/los'", "did you mean 'dev/loss'?"]),
     (["grid.select.mode=maxi"], ["unknown mode 'maxi'"]),
-    ([*FIGURE, "grid.figures.tinyllama.y=acc"], ["unknown y 'acc' in figure tinyllama of grid prge_fig4"]),
-    ([*FIGURE, "grid.figures.tinyllama.kind=pie"], ["unknown kind of figure 'pie'"]),
-    ([*FIGURE, "grid.figures.tinyllama.panels=update.r"], ["no trial has 'update.r' in figure tinyllama"]),
+    ([*FIGURE, "grid.figures.bytes.y=acc"], ["unknown y 'acc' in figure bytes of grid federated"]),
+    ([*FIGURE, "grid.figures.bytes.kind=pie"], ["unknown kind of figure 'pie'"]),
+    ([*FIGURE, "grid.figures.bytes.panels=update.r"], ["no trial has 'update.r' in figure bytes"]),
     (["space.rank=0"], ["space.rank of lora_fa must be at least 1, not 0"]),
     (["executor.cpus_per_trial=0"], ["executor.cpus_per_trial of ray must be at least 1, not 0 in the command line"]),
     (["executor=slurm"], ["unknown executor 'slurm'"]),
