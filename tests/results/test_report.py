@@ -204,7 +204,10 @@ def test_tables_and_cards_say_which_way_is_good(page: str, folder: Path, swept: 
 
 def test_every_figure_can_be_saved_from_the_page(page: str) -> None:
     links = [(given["download"], given["href"]) for given, _ in Page(page).all("a") if "download" in given]
-    names = [f"tiny_{name}" for name in ("search_update_lr", "search_estimator_q", "search_lr_q", "by_q", "curve")]
+    names = [
+        f"tiny_{name}"
+        for name in ("search_update_lr", "search_estimator_q", "search_update_lr_estimator_q", "by_q", "curve")
+    ]
     assert [name for name, _ in links] == [f"{name}.{form}" for name in names for form in ("png", "svg", "pdf")]
     begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     for name, address in links:
@@ -316,8 +319,8 @@ def test_a_searched_axis_has_a_figure_with_every_run_the_selected_setting_and_th
     """`fill` gives a dev loss of 1 / (q + 1) - lr; at q=4 and lr=0.1 seed 1 diverged and seed 2 failed."""
     _, plan = swept
     figures = charts.searches(plan, read_standing(folder / "state"))
-    assert [*figures] == ["search_update_lr", "search_estimator_q", "search_lr_q"]
-    together = [(s.y, s.mark) for s in figures.pop("search_lr_q").panels[0].series]
+    assert [*figures] == ["search_update_lr", "search_estimator_q", "search_update_lr_estimator_q"]
+    together = [(s.y, s.mark) for s in figures.pop("search_update_lr_estimator_q").panels[0].series]
     means = [(lr, q, pytest.approx(1 / (q + 1) - lr)) for lr in (0.01, 0.1) for q in (1, 2, 4) if (lr, q) != (0.1, 4)]
     assert sorted(together) == [(y, SELECTED if y[:2] == (0.01, 4) else RUNS) for y in means], "the best but one"
     by_rate, by_q = ({s.mark: s for s in figure.panels[0].series} for figure in figures.values())

@@ -90,6 +90,6 @@ def parallel_figures(
         if panels:
             words = [key.rpartition(".")[2] for key in axes]
             title, ticks = f"{metric.partition(' (')[0]} by {', '.join(words)}", (*words, metric)
-            name, shown = "_".join(words), split(panels)[0]
+            name, shown = "_".join(axes).replace(".", "_"), split(panels)[0]
             figures.append(Figure(name, title, Parallel(), "", "", shown, ticks, notes=(note,)))
     return figures
