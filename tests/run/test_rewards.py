@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.run.common import Events, make, measured, run
+from zo_sweeps.cli.browse import marked
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ScoredTest, Steps
 from zo_sweeps.core.trial import TrialState
@@ -25,6 +26,7 @@ from zo_sweeps.plan.planned_memory import memory_of
 from zo_sweeps.run.run_trial import run_trial
 from zo_sweeps.run.training import Backpropagation
 from zo_sweeps.run.workbench import Workbench
+from zo_sweeps.session.answers import answers
 from zo_sweeps.session.export import replayed
 from zo_sweeps.tasks.kinds.verified import Verified
 from zo_sweeps.tasks.rewards.exact import Exact
@@ -86,8 +88,8 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[list[int]], list[s
 def test_a_step_s_losses_are_its_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = "{name: verified, rewards: [{name: vowels, weight: 2.0}], temperature: 1.0, samples: 2}"
     metrics = "task.metric=[reward,length,{name: pass_at_k, k: 2}]"
-    seen = spied(monkeypatch)
-    outcome, journal = run(given(tmp_path, kind, metrics))
+    seen, trial = spied(monkeypatch), given(tmp_path, kind, metrics)
+    outcome, journal = run(trial)
     assert outcome.state is TrialState.SUCCEEDED, outcome.traceback or outcome.error
     steps = [event for event in journal if isinstance(event, Steps)]
     losses = [loss for event in steps for loss in event.losses]
@@ -100,6 +102,10 @@ def test_a_step_s_losses_are_its_rewards(tmp_path: Path, monkeypatch: pytest.Mon
         assert loss == pytest.approx(-2 * sum(vowels(text) for text in plus + minus) / 12, rel=1e-6)
     assert {"test/reward", "test/length", "test/pass_at_k", "dev/reward"} <= {*outcome.metrics}
     assert outcome.metrics["test/metric"] == outcome.metrics["test/reward"] > 0
+
+    shown = answers(trial, journal, 2, "test", 3)
+    assert [one.reward for one in shown] == [2 * vowels(text) for text in seen[-1][1][::2]]
+    assert marked(shown[0]).startswith(f"{shown[0].reward:.2f} ")
 
 
 def test_sampled_rewards_are_the_same_in_one_generation_alone_after_a_kill_amid_a_step_and_replayed(

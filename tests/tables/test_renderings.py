@@ -18,6 +18,7 @@ import pytest
 from zo_sweeps.tables import Table, build, to_csv, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import to_html
 from zo_sweeps.tables.published import load
+from zo_sweeps.tables.records import Rule
 from zo_sweeps.tables.renderings import latex_escape, published_to_text
 
 from .examples import LR, PUBLISHED, Q, measure, record, shuffled, small, spec
@@ -111,6 +112,19 @@ def times(*seconds: float, name: str = "runtime", title: str = "A sweep: time pe
         for seed in (0, 1)
     ]
     return build(layout, records)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (Rule(), "by the lowest mean dev/loss over seeds."),
+        (Rule("dev/metric", "max", 2), "by the highest mean dev/metric over the first 2 seeds."),
+        (Rule(seeds=1), "by the lowest dev/loss of the first seed; the selected one alone runs the others."),
+    ],
+)
+def test_a_table_says_at_which_seeds_settings_were_compared(rule: Rule, said: str) -> None:
+    layout, records = small()
+    assert said in " ".join(to_text(build(replace(layout, rule=rule), records), width=100).split())
 
 
 def test_what_tables_share_is_printed_once_below_the_last() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os.path import expanduser
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from rich.console import Console
@@ -37,6 +38,9 @@ from zo_sweeps.tables.html import page
 from zo_sweeps.tables.published import load
 from zo_sweeps.tables.renderings import published_to_text
 from zo_sweeps.tables.text_cells import plain
+
+if TYPE_CHECKING:
+    from zo_sweeps.session.answers import Answer
 
 PIPE = 120  # columns of a table in a file or a pipe
 FORMATS: dict[str, Callable[[Sequence[Table], str, int], str]] = {  # of a grid's tables, its title, and a width
@@ -281,11 +285,15 @@ def answers(given: Sequence[str]) -> int:
     from zo_sweeps.session.answers import before_and_after  # loads torch
 
     step, before, after = before_and_after(ids[0], state_dir, options.rows)
-    mark = {True: "✓ ", False: "✗ ", None: ""}
-    pairs = zip(before, after, strict=True)
-    rows = [(one.prompt, *(mark[its.right] + (its.text or "–") for its in (one, other))) for one, other in pairs]
+    rows = [(one.prompt, marked(one), marked(other)) for one, other in zip(before, after, strict=True)]
     listing(console(), ("test", "before training", f"after step {step}"), rows)
     return 0
+
+
+def marked(answer: Answer) -> str:
+    """Return the text of an answer after its reward, or a mark that says whether it is right."""
+    mark = {True: "✓ ", False: "✗ ", None: ""}[answer.right] if answer.reward is None else f"{answer.reward:.2f} "
+    return mark + (answer.text or "–")
 
 
 def _texts(form: Callable[[float], str], *values: float | None) -> list[str]:

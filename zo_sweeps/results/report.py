@@ -320,7 +320,7 @@ def curve_data(plan: Plan, standing: Standing) -> dict[str, Any]:
     A run has its seed, id, examples forwarded per step, and for each y in CURVES steps, seconds and values. Training
     losses are means over windows. Cost: reads the journals of the selected settings; some kB per run.
     """
-    rule, journals = Rule(plan.grid.select.metric, plan.grid.select.mode), JournalStore(plan.config.folder)
+    rule, journals = Rule(**vars(plan.grid.select)), JournalStore(plan.config.folder)
     records = readout.records(plan, standing)
     measure, measures = readout.column_measures(plan, "accuracy", charts.PERCENT)
     columns = list(plan.labels)

@@ -80,7 +80,7 @@ def figures(plan: Plan, composer: Composer, standing: Standing, only: Sequence[s
 
 def searches(plan: Plan, standing: Standing) -> dict[str, Figure]:
     """Return name -> the figure of how the result depends on a searched axis, that of rates first."""
-    blocks, rule = plan.grid.blocks, Rule(plan.grid.select.metric, plan.grid.select.mode)
+    blocks, rule = plan.grid.blocks, Rule(**vars(plan.grid.select))
     records = [record for record in readout.records(plan, standing) if not blocks[record.block].setting_of]
     of_loss = rule.metric.endswith("/loss")
     measure = Measure(rule.metric, "nats", better="lower") if of_loss else replace(PERCENT, metric=rule.metric)
@@ -164,7 +164,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
         x_label=layout.x_label,
         y_label=layout.y_label,
         at=tuple(layout.at) or (1.0,),
-        rule=Rule(selected.metric, selected.mode),
+        rule=Rule(**vars(selected)),
         published=tuple(layout.published),
         footnotes=(*layout.footnotes, *plan.caveats),
     )

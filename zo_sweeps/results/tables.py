@@ -183,7 +183,7 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         raise UserError(what, where=where, fix="use dev_accuracy or dev_loss")
     measure, measures = column_measures(plan, layout.layout, measure)
     chosen = layout.select or plan.grid.select
-    rule = Rule(chosen.metric, chosen.mode)
+    rule = Rule(**vars(chosen))
     check_rule(plan, rule)
     trained = {cell.block for cell in plan.cells if plan.every[cell.trial_id].steps} if measure.of_step else ()
     of_step = [block for block in layout.rows if block in trained] or layout.rows

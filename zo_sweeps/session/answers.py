@@ -17,11 +17,12 @@ from zo_sweeps.tasks.templates import chat_of
 
 @dataclass(frozen=True)
 class Answer:
-    """A row's text, what the model answers, and whether that is right; None: the task predicts numbers."""
+    """A row's text, what the model answers, whether that is right (None: the task predicts numbers), and its reward."""
 
     prompt: str
     text: str
     right: bool | None
+    reward: float | None = None  # of a text, if the task rewards texts
 
 
 def before_and_after(
@@ -54,7 +55,8 @@ def answers(
             best = [one.candidates[choice] for one, choice in zip(examples, given.choices, strict=True)]
             texts = [tokenizer.decode(one.ids[-one.answer_length :]) for one in best]
         marks: Sequence[bool | None] = right(spec, examples, given) or [None] * len(examples)
+        rewards = [each[0] for each in given.rewards] or [None] * len(examples)
         frame = chat_of(tokenizer, spec.system).around(()) if spec.chat else ("", "")
     prompts = [one.text.removeprefix(frame[0]).removesuffix(frame[1].rstrip(" ")).strip() for one in examples]
-    triples = zip(prompts, texts, marks, strict=True)
-    return tuple(Answer(visible(prompt), visible(text.strip()), mark) for prompt, text, mark in triples)
+    each = zip(prompts, texts, marks, rewards, strict=True)
+    return tuple(Answer(visible(prompt), visible(text.strip()), mark, reward) for prompt, text, mark, reward in each)

@@ -153,10 +153,24 @@ def described(
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule that selects the reported setting of a search: the best mean of `metric` (on dev) over its seeds."""
+    """The rule that selects the reported setting of a search: the best mean of `metric` (on dev) over its seeds.
+
+    seeds: how many of the first seeds settings are compared at; the others have run the selected one alone. None: all.
+    """
 
     metric: str = "dev/loss"
     mode: str = "min"
+    seeds: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The rule in words."""
+        best = "lowest" if self.mode == "min" else "highest"
+        if self.seeds == 1:
+            where = "of the first seed; the selected one alone runs the others"
+            return f"Settings are selected by the {best} {self.metric} {where}."
+        which = "seeds" if self.seeds is None else f"the first {self.seeds} seeds"
+        return f"Settings are selected by the {best} mean {self.metric} over {which}."
 
     def __post_init__(self) -> None:
         require_known("mode", [self.mode], ("min", "max"), where="selection rule")

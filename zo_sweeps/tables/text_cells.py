@@ -188,8 +188,7 @@ def own_notes(table: Table) -> list[str]:
     spec, lines = table.spec, list(table.spec.caveats)
     lines.append(_spread(table))
     if any(cell.selected for cell in table.cells.values()):
-        best = "lowest" if spec.rule.mode == "min" else "highest"
-        lines.append(f"Settings are selected by the {best} mean {spec.rule.metric} over seeds.")
+        lines.append(spec.rule.text)
     lines.append(_guesses(table))
     if spec.rank:
         directions = {spec.of(key).better for key, _ in spec.columns}
