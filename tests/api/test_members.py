@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import GRID, Swept
+from tests.api.conftest import GRID
 from tests.cli.common import ENVIRONMENT, NOWHERE
 from tests.conftest import REPO
 from tests.plan.common import write_grid
+from tests.run.common import make
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.record.sweep_book import books
 from zo_sweeps.run.recorder import Nowhere
 from zo_sweeps.run.run_trial import run_trial
 
@@ -104,9 +104,8 @@ def test_members_of_a_folder_and_of_a_package_run_here_and_in_workers_with_the_s
 
 
 @pytest.mark.unit
-def test_a_machine_without_the_folder_says_so_in_one_line(swept: Swept, tmp_path: Path) -> None:
-    (stored,) = [t for book in books(swept.state) for t in book.trials if t.trial_id == swept.id("lora_fa")]
-    data = stored.to_json()
+def test_a_machine_without_the_folder_says_so_in_one_line(tmp_path: Path) -> None:
+    data = make("estimator.q=1", "update.lr=1e-3").to_json()
     data["config"]["members"] = [str(tmp_path), str(tmp_path / "my_conf")]
     elsewhere = Trial.from_json(data)
     assert TrialConfig.of(elsewhere.config).perturbation.name == "gaussian", "a folder that is not needed may be absent"

@@ -12,6 +12,7 @@ PAIRS = [(grid, number) for number in range(len(walk.OVERRIDES)) for grid in wal
 SPREAD = [(walk.GRIDS.index(grid) + 3 * number + 27) % 40 == 0 for grid, number in PAIRS]  # league with one seed
 
 
+@pytest.mark.long
 def test_every_grid_holds_what_it_prints_as_it_is_written() -> None:
     assert {grid: made.faults for grid in walk.GRIDS if (made := walk.written(grid)).faults} == {}
     assert sum(len(walk.written(grid).numbers) for grid in walk.GRIDS) > 700, "the walk sees the published numbers"

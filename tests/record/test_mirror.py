@@ -51,6 +51,7 @@ def uri(tmp_path: Path, empty: Path) -> str:
     return f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}"
 
 
+@pytest.mark.long
 def test_a_process_that_ends_between_two_tables_leaves_a_store_that_the_next_one_makes(tmp_path: Path) -> None:
     program = f"""
 import os, pathlib, sqlalchemy
@@ -142,7 +143,7 @@ def mirrored(
         assert said == []
 
 
-@pytest.mark.parametrize("where", ["own store", "server"])
+@pytest.mark.parametrize("where", ["own store", pytest.param("server", marks=pytest.mark.long)])
 def test_a_sweep_is_one_parent_with_a_run_a_trial_that_says_everything(
     where: str, request: pytest.FixtureRequest, experiment: str, tmp_path: Path
 ) -> None:
@@ -383,6 +384,7 @@ mirror.close(60.0)
 """
 
 
+@pytest.mark.long
 def test_the_thread_registers_no_half_made_finder_of_packages(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOADING, str(tmp_path)], cwd=Path(__file__).parents[2], capture_output=True, text=True

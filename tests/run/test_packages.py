@@ -78,7 +78,7 @@ def made(folder: Path, *overrides: str, out: str = "package") -> Path:
     ("precision", "method"),
     [
         ("squeezellm", SENSITIVE),
-        ("squeezellm", ["method=prge"]),
+        pytest.param("squeezellm", ["method=prge"], marks=pytest.mark.long),
         pytest.param("squeezellm", ["method=random_subset"], marks=pytest.mark.long),  # without a mask of the package
         ("nf4", SENSITIVE),
         ("int8", ["method=prge"]),
@@ -256,7 +256,8 @@ TRAINED = {
         *TRANSPOSED,
     ],
 }
-ALSO = ("codes of 4 bits", "entries", "adapter")  # of 8 bits, and of transposed weights, they are always tried
+# Of 8 bits, and of transposed weights, they are always tried.
+ALSO = ("codes of 4 bits", "entries", "entries of a transposed weight", "adapter")
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.long) if one in ALSO else one for one in TRAINED])

@@ -89,19 +89,25 @@ def served(trial: Trial, peers: Sequence[Any], journal: Sequence[Event] = ()) ->
     return run_trial(trial, events, list(journal), 1, lambda: False, sharing=sharing), events
 
 
-def test_a_process_per_client_gives_the_result_of_simulated_ones_also_when_one_is_killed() -> None:
-    trial = make(*SHARED)
+def served_with_one_killed(trial: Trial) -> tuple[Outcome, list[Event]]:
+    """Run a trial with a process per client, the second of which is killed in round 2."""
     peers = [Counted("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(CLIENTS)]
     peers[1].kills_at = 2
     try:
-        found, journal = served(trial, peers)
+        return served(trial, peers)
     finally:
         for peer in peers:
             peer.close()
+
+
+def test_a_process_per_client_gives_the_result_of_simulated_ones_also_when_one_is_killed() -> None:
+    trial = make(*SHARED)
+    found, journal = served_with_one_killed(trial)
     assert measured(found, journal) == measured(*run(trial)), "the first process has all rows, and evaluates its part"
     assert (found.metrics["peers_lost"], found.metrics["clients_left_out"]) == (1, 0)
 
 
+@pytest.mark.long
 def test_clients_with_files_of_their_own_read_no_other_and_exchange_as_many_bytes_as_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +265,7 @@ def test_clients_in_processes_draw_noise_of_their_own_and_epsilon_counts_rows_th
     assert "is seeded, and hides nothing" in of_epsilon(all_of_it)[-1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_private_client_that_is_killed_and_returns_answers_a_round_with_the_same_bytes(tmp_path: Path) -> None:
     words = [*SHARED, "method.present=3", *client_files(tmp_path, CLIENTS), *PRIVATE]
@@ -301,13 +308,7 @@ def test_a_private_client_that_is_killed_and_returns_answers_a_round_with_the_sa
 @pytest.mark.long
 def test_nobody_answers_for_a_private_client_that_is_lost_and_epsilon_says_towards_whom_it_is() -> None:
     trial = make(*SHARED, *PRIVATE)
-    peers = [Counted("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(CLIENTS)]
-    peers[1].kills_at = 2
-    try:
-        found, journal = served(trial, peers)
-    finally:
-        for peer in peers:
-            peer.close()
+    found, journal = served_with_one_killed(trial)
     assert found.state is TrialState.SUCCEEDED, found.error
     rounds = sum(1 in Federated(clients=CLIENTS, present=2).members(3, step) for step in range(1, STEPS + 1))
     assert (found.metrics["peers_lost"], found.metrics["clients_left_out"]) == (1, rounds - 1)

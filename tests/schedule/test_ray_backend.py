@@ -111,6 +111,7 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
     wait_for(lambda: not ray_processes(tmp_path))
 
 
+@pytest.mark.long
 def test_base_models_stay_with_their_actor(tmp_path, capsys):
     work = tmp_path / "w"
     plan = [fakes.trial(work, f"o{i:03d}", warm=f"model{i % 2}") for i in range(200)]

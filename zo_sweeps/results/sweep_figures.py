@@ -23,7 +23,7 @@ from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Rule
 from zo_sweeps.tables.figure_kinds.parallel import parallel_figures
 from zo_sweeps.tables.figure_kinds.rows import row_figure
-from zo_sweeps.tables.figure_kinds.search import search_figure, searched
+from zo_sweeps.tables.figure_kinds.search import Compared, search_figure, searched
 from zo_sweeps.tables.figures import COLUMN, Figure, FigureSpec, Runs, kind_of_grid
 from zo_sweeps.tables.page import readable
 from zo_sweeps.tables.published import names
@@ -87,15 +87,14 @@ def searches(plan: Plan, standing: Standing) -> dict[str, Figure]:
     measure, own = column_measures(plan, "", measure)
     seeds = [*dict.fromkeys(cell.seed for cell in plan.cells)][: plan.grid.select.seeds]
     measures = {column: own.get(column, measure) for column in plan.labels}
-    columns, found = [*plan.labels.items()], {}
+    compared, found = Compared(records, [*plan.labels.items()], rule, seeds, measures), {}
     for key, rows in searched(records).items():
         name = f"search_{key.replace('.', '_')}"
         labels = [(block, plan.grid.label(block)) for block in rows]
-        figure = search_figure(f"{plan.name}_{name}", key, records, labels, columns, rule, seeds, measures)
-        if figure is not None:
+        if (figure := search_figure(f"{plan.name}_{name}", key, labels, compared)) is not None:
             found[name] = figure
     labels = [(block, plan.grid.label(block)) for block in blocks]
-    for figure in parallel_figures(records, labels, columns, rule, seeds, measures):
+    for figure in parallel_figures(labels, compared):
         name = f"search_{figure.name}"
         found[name] = replace(figure, name=f"{plan.name}_{name}")
     return found

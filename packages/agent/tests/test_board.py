@@ -105,6 +105,7 @@ def on_the_board(trial: Trial, gateway: Head) -> tuple[BoardActor, threading.Thr
     return actor, thread
 
 
+@pytest.mark.long
 def test_a_trial_on_a_board_is_the_trial(
     client: Path,
     python: Path,

@@ -46,7 +46,7 @@ def run(client: Path, *arguments: object, status: int = 0, warns: bool = False) 
             Mode.INNER, 1, 2, 1, marks=pytest.mark.long
         ),  # the client reads as many points as BOTH has it read
         pytest.param(Mode.OUTER, 2, 1, 3, marks=pytest.mark.long),
-        (Mode.SEQUENTIAL, 3, 1, 2),
+        pytest.param(Mode.SEQUENTIAL, 3, 1, 2, marks=pytest.mark.long),
     ],
 )
 def test_the_log_is_the_one_of_the_bindings(
@@ -63,7 +63,7 @@ def test_the_log_is_the_one_of_the_bindings(
     ("mode", "kind", "member"),
     [
         (Mode.BOTH, PooledNoise, PeZOPool(k=6, advance="coprime")),
-        (Mode.SEQUENTIAL, RegisterNoise, PeZOOnTheFly(k=3, bits=4)),
+        pytest.param(Mode.SEQUENTIAL, RegisterNoise, PeZOOnTheFly(k=3, bits=4), marks=pytest.mark.long),
     ],
 )
 def test_directions_of_two_cycles_are_those_of_the_bindings_also_after_a_kill(

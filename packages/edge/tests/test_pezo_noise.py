@@ -80,7 +80,7 @@ def test_every_start_of_a_pool_has_the_engines_bits() -> None:
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("delegated", [True, False], ids=["xnnpack", "portable"])
+@pytest.mark.parametrize("delegated", [True, pytest.param(False, marks=pytest.mark.long)], ids=["xnnpack", "portable"])
 @pytest.mark.parametrize("member", [MEMBERS[1], MEMBERS[2], MEMBERS[5]], ids=str)
 def test_a_program_has_them_too(member: Whole, delegated: bool) -> None:
     pytest.importorskip("executorch", reason="needs the extra [edge]")

@@ -102,17 +102,17 @@ def test_a_program_of_another_function_is_refused_with_the_figure(monkeypatch: p
     "overrides",
     [
         ("evaluation.mode=outer", "estimator.q=2"),
-        ("evaluation.mode=inner", "estimator.q=2"),
+        pytest.param(("evaluation.mode=inner", "estimator.q=2"), marks=pytest.mark.long),
         ("evaluation.mode=sequential", "estimator.q=1"),
         ("train.objective=candidates", "estimator.q=1"),
         ("train.batch=5", "estimator.q=1"),  # 24 rows: the last batch of an epoch has 4
-        ("space=lora", "estimator.q=1"),
+        pytest.param(("space=lora", "estimator.q=1"), marks=pytest.mark.long),
         pytest.param(("space=dora", "estimator.q=1"), marks=pytest.mark.long),
         pytest.param(("space=vera", "space.rank=16", "estimator.q=1"), marks=pytest.mark.long),
         ("space=prefix", "estimator.q=1"),
-        ("space=random_subset", "space.density=0.01", "estimator.q=2"),
+        pytest.param(("space=random_subset", "space.density=0.01", "estimator.q=2"), marks=pytest.mark.long),
         ("perturbation=pezo_pool", "perturbation.k=8", "estimator.q=2"),
-        ("perturbation=pezo_onthefly", "estimator.q=2"),
+        pytest.param(("perturbation=pezo_onthefly", "estimator.q=2"), marks=pytest.mark.long),
     ],
     ids="; ".join,
 )
@@ -187,6 +187,7 @@ def test_the_dual_form_keeps_theta_up_to_the_rounding_of_its_copies(
     assert found == pytest.approx(scalars(expected)[1], abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_non_finite_loss_ends_the_trial_as_in_pytorch() -> None:
     ended, _ = run(
         make(*TINY, ANYWHERE, "estimator.q=4", "train.steps=8", "train.eval_every=4", "update.lr=1e30", PROGRAM)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zo_sweeps.tables.draw import INK, look
-from zo_sweeps.tables.figure_kinds.search import RUNS, SELECTED, TICKS, searched
-from zo_sweeps.tables.figures import Figure, FigureKind, Panel, Series, axis_label, split
-from zo_sweeps.tables.records import Measure, Record, Rule, described
+from zo_sweeps.tables.figure_kinds.search import RUNS, SELECTED, TICKS, Compared, searched
+from zo_sweeps.tables.figures import Figure, FigureKind, Panel, Series, split
 from zo_sweeps.tables.select import is_number, select, settings
 
 if TYPE_CHECKING:
@@ -50,46 +50,39 @@ def _heights(values: Sequence[float]) -> dict[float, float]:
     return {value: (at - low) / (high - low) if high > low else 0.5 for value, at in along.items()}
 
 
-def parallel_figures(
-    records: Iterable[Record],
-    rows: Sequence[tuple[str, str]],
-    columns: Sequence[tuple[str, str]],
-    rule: Rule,
-    seeds: Collection[int],
-    measures: Mapping[str, Measure],
-) -> list[Figure]:
+def parallel_figures(rows: Sequence[tuple[str, str]], compared: Compared) -> list[Figure]:
     """Return a figure for each set of two or more axes that rows search together, with a panel per column.
 
-    A line is a setting's mean over the seeds at which settings are compared. Arguments as of `search_figure`.
+    A line is a setting's mean over the seeds at which settings are compared. rows: (key, label) in order.
     """
-    compared = [record for record in records if record.seed in seeds]
+    compared = replace(compared, records=[record for record in compared.records if record.seed in compared.seeds])
     of_axes: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    along = searched(compared)
+    along = searched(compared.records)
     for block, label in rows:
         if len(axes := tuple(key for key, blocks in along.items() if block in blocks)) > 1:
             of_axes.setdefault(axes, []).append((block, label))
-    figures, first = list[Figure](), next(iter(measures.values()))
-    metric = axis_label(first, described(first, measures, columns, first.name), rule.metric)
+    figures, metric = list[Figure](), compared.metric
     note = "Line: a setting, its mean over the seeds at which settings are compared; bold: the selected one"
     for axes, mine in of_axes.items():
-        panels = []
-        for column, title in columns:
-            series = list[Series]()
-            for color, (block, label) in enumerate(mine):
-                tried = settings(record for record in compared if (record.block, record.column) == (block, column))
-                chosen = select(tried, rule)
-                for one in tried:
-                    at: list[Any] = [one.hyperparameters.get(key) for key in axes]
-                    mean = one.mean(rule.metric)
-                    if one.has_succeeded and mean is not None and all(map(is_number, at)):
-                        y = (*map(float, at), measures[column].value({rule.metric: mean}))
-                        mark = SELECTED if one is chosen else RUNS
-                        series.append(Series(label, color, tuple(range(len(y))), y, mark=mark))
-            if series:
-                panels.append(Panel(title if len(columns) > 1 else "", tuple(series)))
-        if panels:
+        if panels := compared.panels(partial(_lines, axes, mine, compared)):
             words = [key.rpartition(".")[2] for key in axes]
             title, ticks = f"{metric.partition(' (')[0]} by {', '.join(words)}", (*words, metric)
             name, shown = "_".join(axes).replace(".", "_"), split(panels)[0]
             figures.append(Figure(name, title, Parallel(), "", "", shown, ticks, notes=(note,)))
     return figures
+
+
+def _lines(axes: Sequence[str], rows: Sequence[tuple[str, str]], compared: Compared, column: str) -> list[Series]:
+    """Return a line per setting of each row in a column."""
+    series, metric = list[Series](), compared.rule.metric
+    for color, (block, label) in enumerate(rows):
+        tried = settings(record for record in compared.records if (record.block, record.column) == (block, column))
+        chosen = select(tried, compared.rule)
+        for one in tried:
+            at: list[Any] = [one.hyperparameters.get(key) for key in axes]
+            mean = one.mean(metric)
+            if one.has_succeeded and mean is not None and all(map(is_number, at)):
+                y = (*map(float, at), compared.measures[column].value({metric: mean}))
+                mark = SELECTED if one is chosen else RUNS
+                series.append(Series(label, color, tuple(range(len(y))), y, mark=mark))
+    return series

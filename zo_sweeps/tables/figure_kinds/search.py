@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, ClassVar
@@ -85,43 +85,57 @@ def searched(records: Iterable[Record]) -> dict[str, list[str]]:
     return {key: blocks for key, blocks in rows.items() if blocks}
 
 
-def search_figure(
-    name: str,
-    key: str,
-    records: Iterable[Record],
-    rows: Sequence[tuple[str, str]],
-    columns: Sequence[tuple[str, str]],
-    rule: Rule,
-    seeds: Collection[int],
-    measures: Mapping[str, Measure],
-) -> Figure | None:
-    """Return the figure of a searched axis, of kind "search": a panel per column; None without any run.
-
-    A row's line is at each value the best setting with it: its mean over the seeds at which settings are compared.
+@dataclass(frozen=True)
+class Compared:
+    """What the figures of searches show.
 
     Args:
-        key: of the axis.
-        rows, columns: (key, label) in order.
+        records: of the rows that search.
+        columns: (key, label) in order.
         seeds: those at which settings are compared.
         measures: column -> the measure of the metric that selects.
     """
-    panels, failed = [], dict[str, list[str]]()
-    mine = [record for record in records if is_number(record.hyperparameters.get(key))]
-    for column, title in columns:
-        measure, series = measures[column], list[Series]()
+
+    records: Sequence[Record]
+    columns: Sequence[tuple[str, str]]
+    rule: Rule
+    seeds: Collection[int]
+    measures: Mapping[str, Measure]
+
+    @property
+    def metric(self) -> str:
+        """The label of an axis of the metric that selects."""
+        first = next(iter(self.measures.values()))
+        return axis_label(first, described(first, self.measures, self.columns, first.name), self.rule.metric)
+
+    def panels(self, of: Callable[[str], Sequence[Series]]) -> list[Panel]:
+        """Return a panel per column that has series; of: column -> them."""
+        drawn = [(title if len(self.columns) > 1 else "", of(column)) for column, title in self.columns]
+        return [Panel(title, tuple(series)) for title, series in drawn if series]
+
+
+def search_figure(name: str, key: str, rows: Sequence[tuple[str, str]], compared: Compared) -> Figure | None:
+    """Return the figure of the searched axis `key`, of kind "search": a panel per column; None without any run.
+
+    A row's line is at each value the best setting with it: its mean over the seeds at which settings are compared.
+    rows: (key, label) in order.
+    """
+    failed, rule, seeds = dict[str, list[str]](), compared.rule, compared.seeds
+    mine = [record for record in compared.records if is_number(record.hyperparameters.get(key))]
+
+    def drawn(column: str) -> Sequence[Series]:
+        series = list[Series]()
         for color, (block, label) in enumerate(rows):
             here = [record for record in mine if (record.block, record.column) == (block, column)]
-            found, bad = _row(label, color, key, here, rule, seeds, measure)
+            found, bad = _row(label, color, key, here, compared, column)
             series += found
             failed.setdefault(label, []).extend(bad)
-        panels.append(Panel(title if len(columns) > 1 else "", _near(series, rule)))
-    panels = [panel for panel in panels if panel.series]
-    if not panels:
+        return _near(series, rule)
+
+    if not (panels := compared.panels(drawn)):
         return None
     every = [series for panel in panels for series in panel.series]
-    first = next(iter(measures.values()))
-    unit = described(first, measures, columns, first.name)
-    y, x = axis_label(first, unit, rule.metric), "Learning rate (update.lr)" if key == RATE else key
+    y, x = compared.metric, "Learning rate (update.lr)" if key == RATE else key
     labels = list(dict.fromkeys(series.label for series in every))
     of_rows = f" of {labels[0]}" if len(labels) == 1 else ""
     title = f"{y.partition(' (')[0]}{of_rows} by {'learning rate' if key == RATE else key}"
@@ -137,16 +151,17 @@ def search_figure(
 
 
 def _row(
-    label: str, color: int, key: str, records: Sequence[Record], rule: Rule, seeds: Collection[int], measure: Measure
+    label: str, color: int, key: str, records: Sequence[Record], compared: Compared, column: str
 ) -> tuple[list[Series], list[str]]:
     """Return the series of a row in a column, and how many of its runs have no value where, in words."""
-    compared = settings(record for record in records if record.seed in seeds)
-    means = {i: setting.mean(rule.metric) for i, setting in enumerate(compared) if setting.has_succeeded}
+    rule, measure = compared.rule, compared.measures[column]
+    tried = settings(record for record in records if record.seed in compared.seeds)
+    means = {i: setting.mean(rule.metric) for i, setting in enumerate(tried) if setting.has_succeeded}
     sign = 1 if rule.mode == "min" else -1
     line: _Points = {}
     for _, i in sorted((sign * mean, i) for i, mean in means.items() if mean is not None):
-        values = [measure.value(record.metrics) for record in compared[i].records]
-        line.setdefault(float(compared[i].hyperparameters[key]), values)
+        values = [measure.value(record.metrics) for record in tried[i].records]
+        line.setdefault(float(tried[i].hyperparameters[key]), values)
     ran = [record for record in records if record.state == TrialState.SUCCEEDED.value]
     runs = sorted((float(r.hyperparameters[key]), measure.value(r.metrics)) for r in ran)
     chosen = select(settings(records), rule)
