@@ -20,10 +20,15 @@ from torch import Tensor, nn
 from zo_sweeps.engine.direction import ghat
 from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
-from zo_sweeps.engine.types import Partial
 from zo_sweeps.methods.arch import Arch
 from zo_sweeps.methods.estimator import SCOUTS, Estimator
-from zo_sweeps.methods.perturbation import ActivationPerturbation, Basis, FactoredPerturbation, Perturbation
+from zo_sweeps.methods.perturbation import (
+    ActivationPerturbation,
+    Basis,
+    FactoredPerturbation,
+    PartialPerturbation,
+    Perturbation,
+)
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey, Theta
 from zo_sweeps.methods.precision import UNITS, Precision, WeightOnlyPrecision
 from zo_sweeps.methods.schedule import Schedule
@@ -139,7 +144,7 @@ def perturbation(member: Perturbation) -> None:
             _within((z @ slope).unsqueeze(1) * z, expected * slope, "elements are correlated: E[z z^T] is not diagonal")
     terms, (name, shape) = ((NoiseKey(3, 2, 0), 0.5), (NoiseKey(3, 2, 1), -2.0)), ("layer.W", SHAPES["layer.W"])
     drawn = [bound.sample(key, name, shape, CPU) for key, _ in terms]
-    if isinstance(bound, Partial):
+    if isinstance(bound, PartialPerturbation):
         total = sum((weight * z for (_, weight), z in zip(terms, drawn, strict=True)), torch.ones(shape))
         found = bound.combine(terms, name, torch.Size([4, 6]), CPU, base=torch.ones(4, 6), start=6)  # without row 0
         torch.testing.assert_close(found, total[1:], rtol=1e-5, atol=1e-5, msg="`combine` is not the sum of `sample`")

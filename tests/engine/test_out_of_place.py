@@ -17,6 +17,7 @@ from zo_sweeps.engine.layers import weight_only
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import FullModel
 
@@ -34,8 +35,8 @@ def points_losses(model: TinyModel, noise) -> list[float]:
 def test_losses_do_not_depend_on_how_many_rows_are_made_at_a_time(
     values: int, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Whole(Gaussian):
-        combine = None  # only whole directions
+    class Whole(Perturbation):  # not a PartialPerturbation: only whole directions
+        sample = Gaussian.sample
 
     expected = points_losses(tiny_model(tied=tied), Whole())
     monkeypatch.setattr(weight_only, "ON_CPU", values)

@@ -14,8 +14,15 @@ from torch import Tensor, nn
 from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine import linear
 from zo_sweeps.engine.layers.weight_only import Integers, rows_at_once
-from zo_sweeps.engine.types import IntegerDirections, Partial
-from zo_sweeps.methods.perturbation import ActivationPerturbation, Basis, FactoredPerturbation, Params, Perturbation
+from zo_sweeps.engine.types import IntegerDirections
+from zo_sweeps.methods.perturbation import (
+    ActivationPerturbation,
+    Basis,
+    FactoredPerturbation,
+    Params,
+    PartialPerturbation,
+    Perturbation,
+)
 from zo_sweeps.methods.points import Estimate, NoiseKey, Point
 
 CHUNK = 1 << 22  # codes moved at a time, at most: they take about 40 bytes each meanwhile
@@ -37,11 +44,11 @@ def combine(
         out: the output tensor, which may be `param` itself; defaults to a new tensor.
     """
     theta = param.detach() if rows is None else param.detach()[slice(*rows)]
-    if isinstance(noise, Partial):
-        start = 0 if rows is None else rows[0] * param.stride(0)
-        return noise.combine(terms, name, theta.shape, theta.device, base=theta, out=out, start=start)
     if isinstance(noise, FactoredPerturbation) and param.dim() == 2 and rows is None:
         return _add_products(noise, terms, name, theta, torch.empty_like(theta) if out is None else out)
+    if isinstance(noise, PartialPerturbation):
+        start = 0 if rows is None else rows[0] * param.stride(0)
+        return noise.combine(terms, name, theta.shape, theta.device, base=theta, out=out, start=start)
     total = _sum(terms, noise, name, param.shape, param.device)
     total = (total if rows is None else total[slice(*rows)]).add_(theta)
     return total.to(theta.dtype) if out is None else out.copy_(total)
@@ -76,7 +83,7 @@ def _add_product(U: Tensor, V: Tensor, theta: Tensor, out: Tensor) -> Tensor:
 
 def ghat(estimate: Estimate, noise: Perturbation, name: str, param: Tensor) -> Tensor:
     """Return sum_i weight_i * z(key_i) for one parameter, a new fp32 tensor. Cost: one noise pass per term."""
-    if isinstance(noise, Partial):
+    if isinstance(noise, PartialPerturbation):
         return noise.combine(estimate.terms, name, param.shape, param.device)
     return _sum(estimate.terms, noise, name, param.shape, param.device)
 

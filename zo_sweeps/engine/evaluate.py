@@ -33,9 +33,8 @@ from zo_sweeps.engine.direction import combine, moved
 from zo_sweeps.engine.factored import factored
 from zo_sweeps.engine.layers.weight_only import Integers, rows_at_once
 from zo_sweeps.engine.rounding import probe
-from zo_sweeps.engine.types import Partial
 from zo_sweeps.methods.evaluation import Mode
-from zo_sweeps.methods.perturbation import FactoredPerturbation, Params, Perturbation
+from zo_sweeps.methods.perturbation import FactoredPerturbation, Params, PartialPerturbation, Perturbation
 from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import InstalledSpace
 
@@ -126,7 +125,7 @@ def _stacked(module: nn.Module, space: InstalledSpace, noise: Perturbation, poin
 def _at(points: Sequence[Point], noise: Perturbation, name: str, param: Tensor) -> Tensor:
     """Return a parameter at P points, [P, *shape]."""
     stacked = param.detach().expand(len(points), *param.shape).clone()
-    if isinstance(noise, Partial):  # drawing a direction twice costs less than storing it
+    if isinstance(noise, PartialPerturbation):  # drawing a direction twice costs less than storing it
         for i, point in enumerate(points):
             combine(noise, [(point.key, point.scale)], name, stacked[i], out=stacked[i])
         return stacked
@@ -169,7 +168,9 @@ def out_of_place(
     params = {layer: layer._parameters.items() for layer in module.modules()}
     owned = {layer: {slot: p for slot, p in own if p is not None and id(p) in names} for layer, own in params.items()}
     moving = [layer for layer, slots in owned.items() if slots]
-    in_parts = {layer: part for layer in moving if isinstance(noise, Partial) and (part := _in_parts(layer))}
+    in_parts = {
+        layer: part for layer in moving if isinstance(noise, PartialPerturbation) and (part := _in_parts(layer))
+    }
     with ExitStack() as hooks, linear.replaced(in_parts, lambda layer, own: partial(in_parts[layer], layer, at)):
         for layer in moving:
             if layer not in in_parts:

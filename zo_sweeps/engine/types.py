@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from zo_sweeps.methods.points import NoiseKey, Point
@@ -41,28 +40,6 @@ class LanguageModel(Protocol):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return the logits [K, V] of hidden states [K, D]."""
-        ...
-
-
-@runtime_checkable
-class Partial(Protocol):
-    """A perturbation that sums directions, over all or part of a parameter, without storing any of them."""
-
-    def combine(
-        self,
-        terms: Sequence[tuple[NoiseKey, float]],
-        name: str,
-        shape: torch.Size,
-        device: torch.device,
-        *,
-        base: Tensor | None = None,
-        out: Tensor | None = None,
-        start: int = 0,
-    ) -> Tensor:
-        """Return base + sum_i c_i z(key_i) for the elements start, start + 1, ... of the parameter `name`.
-
-        Summed in fp32 and rounded once, to the dtype of `out` or of `base`; fp32 without either.
-        """
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import gcd
@@ -96,6 +96,28 @@ class Perturbation(Definition):
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         """Return one parameter's part of z(key): a new fp32 tensor, a pure function of the arguments and the layout."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class PartialPerturbation(Perturbation):
+    """A distribution whose directions are summed over all or part of a parameter, without storing any of them."""
+
+    def combine(
+        self,
+        terms: Sequence[tuple[NoiseKey, float]],
+        name: str,
+        shape: torch.Size,
+        device: torch.device,
+        *,
+        base: Tensor | None = None,
+        out: Tensor | None = None,
+        start: int = 0,
+    ) -> Tensor:
+        """Return base + sum_i c_i z(key_i) for the elements start, start + 1, ... of the parameter `name`.
+
+        Summed in fp32 and rounded once, to the dtype of `out` or of `base`; fp32 without either.
+        """
         raise NotImplementedError
 
 

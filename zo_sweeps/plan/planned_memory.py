@@ -27,6 +27,7 @@ from zo_sweeps.devices.estimate import (
 from zo_sweeps.engine.packing import CAPACITY, MULTIPLE, grouped, pack, padded_to
 from zo_sweeps.methods.arch import ALL, Arch
 from zo_sweeps.methods.evaluation import ELSEWHERE, GENERATED_TOGETHER, ON_CPU, SCORED_TOKENS
+from zo_sweeps.methods.perturbation import PartialPerturbation
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.tasks import data
 from zo_sweeps.tasks.encode import (
@@ -266,7 +267,7 @@ def memory_of(
 
 def _held(config: TrialConfig) -> float:
     """Return how many values of a full space's noise are there at a time, at most; 0: it is added as it is made."""
-    if hasattr(config.perturbation, "combine"):  # as `engine.types.Partial` is told
+    if isinstance(config.perturbation, PartialPerturbation):
         return 0
     if not config.perturbation.factored:
         return inf

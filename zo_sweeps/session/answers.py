@@ -55,7 +55,7 @@ def answers(
             best = [one.candidates[choice] for one, choice in zip(examples, given.choices, strict=True)]
             texts = [tokenizer.decode(one.ids[-one.answer_length :]) for one in best]
         marks: Sequence[bool | None] = right(spec, examples, given) or [None] * len(examples)
-        rewards = [each[0] for each in given.rewards] or [None] * len(examples)
+        rewards: Sequence[float | None] = [each[0] for each in given.rewards] or [None] * len(examples)
         frame = chat_of(tokenizer, spec.system).around(()) if spec.chat else ("", "")
     prompts = [one.text.removeprefix(frame[0]).removesuffix(frame[1].rstrip(" ")).strip() for one in examples]
     each = zip(prompts, texts, marks, rewards, strict=True)

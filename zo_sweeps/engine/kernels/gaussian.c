@@ -95,29 +95,39 @@ void zo_combine(float *out, const float *base, int64_t start, int64_t count, int
     }
 }
 
+#define WORDS 64 /* of signs that are hashed together; LANES is a multiple */
+
 /* As zo_combine, of signs: element e of z_k is +1 if bit e mod 32 of word e / 32 is set, and -1 if not. */
 void zo_signs(float *out, const float *base, int64_t start, int64_t count, int32_t terms, const uint32_t *keys,
               const float *scale) {
-    float sum[32];
+    uint32_t unset[WORDS];
+    float sum[WORDS * 32];
     const int64_t stop = start + count;
-    for (int64_t word = start / 32; word * 32 < stop; word++) {
+    for (int64_t word = start / (WORDS * 32) * WORDS; word * 32 < stop; word += WORDS) {
         const uint32_t counter = (uint32_t)(word / (2 * LANES) * LANES + word % LANES);
         for (int k = 0; k < terms; k++) {
-            const uint32_t x = word_0(counter, keys[2 * k], keys[2 * k + 1]);
-            const uint32_t unset = ~(word % (2 * LANES) < LANES ? x : word_1(x, keys[2 * k])), c = as_bits(scale[k]);
-            for (int i = 0; i < 32; i++) {
-                const float term = as_float(c ^ (unset >> i & 1u) << 31);
-                sum[i] = k ? sum[i] + term : term;
-            }
+            const uint32_t c = as_bits(scale[k]), k0 = keys[2 * k], k1 = keys[2 * k + 1];
+            for (int i = 0; i < WORDS; i++)
+                unset[i] = ~word_0(counter + (uint32_t)i, k0, k1);
+            if (word % (2 * LANES) >= LANES)
+                for (int i = 0; i < WORDS; i++)
+                    unset[i] = ~word_1(~unset[i], k0);
+            for (int i = 0; i < WORDS; i++)
+                for (int j = 0; j < 32; j++) {
+                    const float term = as_float(c ^ (unset[i] >> j & 1u) << 31);
+                    sum[32 * i + j] = k ? sum[32 * i + j] + term : term;
+                }
         }
-        const int64_t first = word * 32, a = first > start ? first : start, b = first + 32 < stop ? first + 32 : stop;
+        const int64_t first = word * 32, end = first + WORDS * 32;
+        const int64_t a = first > start ? first : start, b = end < stop ? end : stop;
         float *to = out + (a - start);
         const float *from = base ? base + (a - start) : 0, *add = sum + (a - first);
-        if (from && b - a == 32) /* of a fixed length: vectorized */
-            for (int i = 0; i < 32; i++)
-                to[i] = from[i] + add[i];
-        else
-            for (int i = 0; i < b - a; i++)
-                to[i] = from ? from[i] + add[i] : add[i];
+        int64_t i = 0;
+        if (from)
+            for (; i + 32 <= b - a; i += 32)
+                for (int j = 0; j < 32; j++) /* of a fixed length: vectorized, also in place */
+                    to[i + j] = from[i + j] + add[i + j];
+        for (; i < b - a; i++)
+            to[i] = from ? from[i] + add[i] : add[i];
     }
 }

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.engine.later import Tensor, noise, torch
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import PartialPerturbation
 from zo_sweeps.methods.points import NoiseKey
 
 
 @dataclass(frozen=True)
-class Gaussian(Perturbation):
+class Gaussian(PartialPerturbation):
     """E[z z^T] = I; E||ghat||^2 / ||grad f||^2 = d + 2 for one direction."""
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:

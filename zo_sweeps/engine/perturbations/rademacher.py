@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from zo_sweeps.engine.later import Tensor, noise, torch
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import PartialPerturbation
 from zo_sweeps.methods.points import NoiseKey
 
 
 @dataclass(frozen=True)
-class Rademacher(Perturbation):
+class Rademacher(PartialPerturbation):
     """z_j = 2 bit - 1 with bit j mod 32 (lowest first) of word j // 32: bit-identical on every device.
 
     E[z z^T] = I and ||z||^2 = d exactly, so that E||ghat||^2 / ||grad f||^2 = d for one direction, the minimum over

@@ -7,12 +7,12 @@ from typing import Any
 
 from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import PartialPerturbation
 from zo_sweeps.methods.points import NoiseKey
 
 
 @dataclass(frozen=True)
-class SeedPool(Perturbation):
+class SeedPool(PartialPerturbation):
     """z = one of K Gaussian directions of the run, drawn uniformly and independently for each query.
 
     With a constant learning rate and plain SGD, theta_t = theta_0 - lr sum_j a_j z_j, in which a_j sums the weights of
