@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from rich.console import Console
 
+from tests.cli.common import in_process
 from tests.papers import common
 from tests.plan.common import changed, write_grid
 from zo_sweeps.cli.browse import show_papers
@@ -74,6 +76,15 @@ def test_what_the_grids_do_otherwise_is_listed_with_the_item_it_is_of() -> None:
         show_papers(facts, console := Console(record=True, width=1000), Path("nowhere"), captions=captions)
         printed = console.export_text()
         assert all((line in printed) is captions for one in facts for line in one.item.differs)
+
+
+def test_the_overview_plans_no_grid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[obstacles.__module__], "build", None)
+    printed = in_process(capsys, "papers", f"state_dir={tmp_path}")
+    assert re.search(r"^item +grid +state here$", printed, re.MULTILINE)
+    assert "pezo_table6" in printed
 
 
 def test_the_report_and_the_figures_say_what_differs(tmp_path: Path) -> None:

@@ -309,14 +309,15 @@ def _print(to: Console, title: str, rows: Sequence[Sequence[str]], nothing: str)
 
 
 def papers(given: Sequence[str]) -> int:
-    """List the tables and figures of the papers (of PAPER or PAPER/ITEM alone): grid, state, why it cannot run here."""
+    """List the tables and figures of the papers: grid, state; of PAPER or PAPER/ITEM: why it cannot run here."""
     parser = grid_parser("papers", papers.__doc__)
     parser.add_json({"": ItemFacts}, "a JSON list")
     options = parse(parser, given)
     names = trial_ids(options)
     composer = Composer(options.overrides, options.config_dir)
-    with Console(stderr=True).status("planning the grids, to see what can run here"):
-        facts = paper_facts(composer, names, options.overrides, options.config_dir)
+    planned = bool(names or options.json)
+    with Console(stderr=True).status("planning the grids, to see what can run here" if planned else "reading"):
+        facts = paper_facts(composer, names, options.overrides, options.config_dir, planned=planned)
     if options.json:
         print(to_json(facts))
         return 0
@@ -331,7 +332,8 @@ def papers(given: Sequence[str]) -> int:
 
 def show_papers(every: Sequence[ItemFacts], to: Console, state_dir: Path, *, captions: bool) -> None:
     """Print the papers' items: grid, trials that can run here, state, deviation; `captions`: and what each is."""
-    groups = grouped({why: () for one in every for why in one.obstacles.reasons}, apart=captions)
+    reasons = {why: () for one in every if one.obstacles for why in one.obstacles.reasons}
+    groups = grouped(reasons, apart=captions)
     numbers = {why: number for number, group in enumerate(groups, 1) for why in group.texts}
     notes = list(dict.fromkeys(note for one in every for note in one.progress.notes))
     for display in dict.fromkeys(one.item.display for one in every):
@@ -359,7 +361,7 @@ def show_papers(every: Sequence[ItemFacts], to: Console, state_dir: Path, *, cap
     with_grid = sum(bool(one.item.grids) for one in every)
     say(to, f"{len(every)} tables, figures and others, {with_grid} with a grid; run one with +grid=NAME")
     if not captions:
-        more = "`papers PAPER` adds captions, what differs, all reasons; PAPER/ITEM: its numbers; `--json`: everything"
+        more = "`papers PAPER` adds what can run here, and what differs; PAPER/ITEM: its numbers; `--json`: everything"
         say(to, more)
     if not has_run(state_dir):
         say(to, str(nothing_run(state_dir)))
@@ -367,8 +369,8 @@ def show_papers(every: Sequence[ItemFacts], to: Console, state_dir: Path, *, cap
 
 def _row(one: ItemFacts, numbers: Mapping[str, int], notes: Sequence[str], before: int) -> list[str]:
     held, progress, off = one.obstacles, one.progress, one.progress.deviation
-    here = f"{held.trials - held.missing} of {held.trials}"
-    marks = sorted({numbers[why] for why in held.reasons})
+    here = f"{held.trials - held.missing} of {held.trials}" if held else ""
+    marks = sorted({numbers[why] for why in held.reasons}) if held else []
     state = [f"{before + 1 + notes.index(note)}" for note in progress.notes]
     return [
         one.item.name,

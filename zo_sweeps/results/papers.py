@@ -89,19 +89,25 @@ class ItemFacts:
 
     item: Item = key("its entry in conf/paper")
     progress: ItemProgress = key("how far it has been run in the state folder")
-    obstacles: Obstacles = key("what keeps its trials from running here")
+    obstacles: Obstacles | None = key("what keeps its trials from running here; null: it was not asked", None)
 
 
 def paper_facts(
-    composer: Composer, names: Sequence[str] = (), overrides: Sequence[str] = (), config_dirs: Sequence[str] = ()
+    composer: Composer,
+    names: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    config_dirs: Sequence[str] = (),
+    *,
+    planned: bool = True,
 ) -> list[ItemFacts]:
     """Return the facts of the items that `names` choose (see `named`), in the composer's state folder.
 
-    Cost: as `obstacles` and `standings`.
+    planned: with their obstacles. Cost: as `standings`, and as `obstacles` if `planned`.
     """
     chosen = named(items(composer.folders), names)
-    progress, held = standings(chosen, composer.run.folder), obstacles(chosen, overrides, config_dirs)
-    return [ItemFacts(item, progress[item.reference], held[item.reference]) for item in chosen]
+    progress = standings(chosen, composer.run.folder)
+    held = obstacles(chosen, overrides, config_dirs) if planned else {}
+    return [ItemFacts(item, progress[item.reference], held.get(item.reference)) for item in chosen]
 
 
 def items(folders: Sequence[Path] | None = None) -> list[Item]:
