@@ -143,6 +143,22 @@ def test_the_ratios_of_a_population_are_those_of_the_measurement() -> None:
     check(same, fp32["detail"]["same"], bf16["detail"]["same"])
 
 
+def test_the_engine_of_others_is_compared_by_the_measurement() -> None:
+    data = json.loads((DOCS / "bench" / "vllm.json").read_text(encoding="utf-8"))
+    speeds: dict[tuple[str, str], list[float]] = {}
+    for run in data["runs"]:
+        if run["what"] == "64 members":
+            speeds.setdefault((run["engine"], run["dtype"]), []).append(run["tokens/s"])
+            assert run["dtype"] != "fp32" or run["same"] == run["of"]
+    theirs, ours = (
+        [min(speeds[one, "fp32"]), max(speeds[one, "fp32"]), *speeds[one, "bf16"]] for one in ("vLLM", "ours")
+    )
+    check(sentence("SPEED", r"at (\d+) to (\d+) tokens/s in fp32 and (\d+) in bf16, ours"), *theirs)
+    check(sentence("SPEED", r"ours at (\d+) to (\d+) and (\d+) \(one thread"), *ours)
+    seconds = [64 * (data["seconds"]["to write an adapter"] + one) for one in data["seconds"]["to load an adapter"]]
+    check(sentence("SPEED", r"adapters takes (\d) to (\d) s of every step"), min(seconds), max(seconds))
+
+
 def test_the_costs_of_thousands_of_trials_are_those_of_the_measurement() -> None:
     rows = bench("cluster")
     driver = [row["ratio"] for name, row in rows.items() if "driver per report" in name]
