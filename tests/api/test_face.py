@@ -51,6 +51,7 @@ def test_a_sweep_runs_once_and_says_nothing(
     assert swept.line("diverged")["state"] == "DIVERGED"
 
 
+@pytest.mark.long
 def test_a_sweep_of_which_every_trial_diverged_does_not_exit_as_one_that_succeeded(
     swept: Swept, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ GRID: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_threads_that_differ_are_named_in_the_table_and_no_speed_up_is_stated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -444,9 +444,10 @@ def test_every_forward_sees_integers_in_their_range(coded: str) -> None:
     assert len({tuple(codes.flatten().tolist()) for codes in seen}) > 2 * STEPS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "coded", "eps", "lr"),
-    [("quzo", "int8", 1.0, 30.0), pytest.param("qes", "int4", 0.1, 0.3, marks=pytest.mark.long)],
+    [("quzo", "int8", 1.0, 30.0), ("qes", "int4", 0.1, 0.3)],
 )
 def test_training_lowers_the_loss(name: str, coded: str, eps: float, lr: float) -> None:
     model = coded_model(precision_of(coded, **contract.known("precision", coded, {"block": 32})))

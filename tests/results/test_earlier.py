@@ -78,6 +78,7 @@ def test_an_earlier_trial_has_its_name_and_the_trial_of_today_with_its_settings(
     assert like(lr=0.2) == ""
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_every_reader_says_that_there_are_earlier_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, line = stored(OLD, tmp_path), LINE.format(OLD)

@@ -168,6 +168,7 @@ def test_a_report_of_a_sweep_that_runs_is_loaded_again_and_says_what_runs(
     assert "refresh" not in report.html(plan, composer, standing, COMMAND)
 
 
+@pytest.mark.long
 def test_watching_writes_until_the_sweep_has_ended(
     folder: Path,
     swept: tuple[Composer, Plan],

@@ -81,7 +81,7 @@ def made(folder: Path, *overrides: str, out: str = "package") -> Path:
         pytest.param("squeezellm", ["method=prge"], marks=pytest.mark.long),
         pytest.param("squeezellm", ["method=random_subset"], marks=pytest.mark.long),  # without a mask of the package
         ("nf4", SENSITIVE),
-        ("int8", ["method=prge"]),
+        pytest.param("int8", ["method=prge"], marks=pytest.mark.long),
     ],
 )
 def test_a_trial_from_a_package_is_the_one_that_quantized_by_itself(
@@ -98,6 +98,7 @@ def test_a_trial_from_a_package_is_the_one_that_quantized_by_itself(
     assert packed.trial_id != alone.trial_id
 
 
+@pytest.mark.long
 def test_codes_are_computed_once_for_all_trials_with_the_same_settings(folder: Path) -> None:
     def stored() -> set[str]:
         return {path.name for path in (folder / "cache" / "codes").iterdir() if path.is_dir()}
@@ -257,7 +258,7 @@ TRAINED = {
     ],
 }
 # Of 8 bits, and of transposed weights, they are always tried.
-ALSO = ("codes of 4 bits", "entries", "entries of a transposed weight", "adapter")
+ALSO = ("scales", "codes of 4 bits", "entries", "entries of a transposed weight", "adapter")
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.long) if one in ALSO else one for one in TRAINED])

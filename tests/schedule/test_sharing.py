@@ -61,6 +61,7 @@ def alone() -> Callable[[str], tuple[Trial, dict[str, Any]]]:
     return get
 
 
+@pytest.mark.long
 def test_two_processes_that_share_the_rows_of_one_direction_give_the_result_of_one(alone: Any) -> None:
     trial, expected = alone("rows")
     assert trial.trial_id != make(*TRIALS["rows"], "evaluation.parts=null").trial_id, "it rounds otherwise"

@@ -69,7 +69,9 @@ def refused(folder: Path, grid: dict[str, Any], *overrides: str) -> list[str]:
     return [*plan.obstacles]
 
 
-@pytest.mark.parametrize("axis", ["estimator", "perturbation", "space", "update", "precision"])
+@pytest.mark.parametrize(
+    "axis", ["estimator", pytest.param("space", marks=pytest.mark.long), "perturbation", "update", "precision"]
+)
 def test_a_plan_refuses_what_no_program_holds_and_names_what_one_does(axis: str, tmp_path: Path) -> None:
     held = sorted(IN_PROGRAMS[axis])
     others = [name for name in registry.names(axis) if name not in held]
