@@ -143,6 +143,20 @@ def test_the_ratios_of_a_population_are_those_of_the_measurement() -> None:
     check(same, fp32["detail"]["same"], bf16["detail"]["same"])
 
 
+def test_the_steps_on_another_processor_are_those_of_the_measurement() -> None:
+    rows = bench("xeon-1-thread")
+    thin = [one(rows, "of rank 1", f"{shape} ", "bare forward") for shape in ("q=1 B=1", "q=4 B=1", "q=4 B=4")]
+    check(
+        sentence("SPEED", r"rank 1 is ([\d.]+) of a bare .* B=1, ([\d.]+) at .* and ([\d.]+) at q=4 B=4"),
+        *(r["ratio"] for r in thin),
+    )
+    limits = [float(row["limit"].partition(":")[0]) for row in thin]
+    check(sentence("SPEED", r"\(limits ([\d.]+), ([\d.]+), ([\d.]+)\); thin"), *limits)
+    signs = one(rows, "step of signs")
+    check(sentence("SPEED", r"signs is ([\d.]+) of two forwards"), signs["ratio"])
+    check(sentence("SPEED", r"two forwards \(limit ([\d.]+)\); it was"), float(signs["limit"].partition(":")[0]))
+
+
 def test_the_engine_of_others_is_compared_by_the_measurement() -> None:
     data = json.loads((DOCS / "bench" / "vllm.json").read_text(encoding="utf-8"))
     speeds: dict[tuple[str, str], list[float]] = {}

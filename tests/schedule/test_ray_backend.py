@@ -26,6 +26,7 @@ from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.cluster import private_folder, private_token, remove_short_folder, short_folder
+from zo_sweeps.schedule.executors import ray as ray_executor
 from zo_sweeps.schedule.executors.ray import RayBackend, _cause
 from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.schedule.ray_cluster import why_lost
@@ -108,6 +109,28 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
     assert os.environ["RAY_AUTH_MODE"] == "as it was"
     assert len(token) == 64
     assert not private_folder(tmp_path).exists()
+    wait_for(lambda: not ray_processes(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_all_its_processes_stood_still(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_executor, "SILENT_SECONDS", 3.0)
+    work, frozen = tmp_path / "w", []
+    plan = fakes.trials(work, 4, steps=40, pause=0.05)
+
+    def update(snapshot: Snapshot) -> None:
+        if not frozen and sum(run.step > 2 for run in snapshot.running) == 2:
+            frozen.extend(int(start["pid"]) for run in snapshot.running for start in starts(work, run.trial.trial_id))
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+
+    summary = sweep(tmp_path, plan, RayBackend(tmp_path, options=Executor(slots=2), target=TARGET), on_update=update)
+    assert summary.counts == {TrialState.SUCCEEDED: 4}
+    assert len(set(frozen)) == 2
+    assert set(fakes.completions(work, [trial.trial_id for trial in plan]).values()) == {1}
+    lost = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines() if '"LOST"' in line]
+    assert [entry["error"] for entry in lost] == ["its process does not answer"] * 2
+    assert len({str(result) for result in results(tmp_path).values()}) == 1
     wait_for(lambda: not ray_processes(tmp_path))
 
 

@@ -307,8 +307,12 @@ class RayBackend:
         waiting = [slot for slot in self._slots if slot.pending is not None and slot.heard]
         for slot in [slot for slot in waiting if now - slot.asked > SILENT_SECONDS]:
             self._release(slot)
-            self._slots.give_up(slot)
-            self._lose(slot, "its node does not answer")
+            if self.grows:
+                self._slots.give_up(slot)
+                self._lose(slot, "its node does not answer")
+            else:  # this machine's: its room is free at once, also if no other process is left that goes on
+                self._slots.drop(slot)
+                self._lose(slot, "its process does not answer")
 
 
 def _cause(slot: Slot, error: Exception) -> Exception:
