@@ -19,6 +19,7 @@ from tests.cli.common import NOWHERE, in_process
 from tests.conftest import REPO
 from tests.plan.common import TINY
 from tests.run.common import SMALL, measured, run
+from tests.run.common import TINY as TINY_MODEL
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Steps
@@ -125,7 +126,7 @@ def planned(folder: Path, *overrides: str) -> Trial:
         f"~grid.blocks.{name}"
         for name in ("zero_shot", "fo_full", "mezo", "fo_lora_fa", "fo_lora_fa_layerwise", "zo_lora_fa_q1")
     ]
-    few = ["train.steps=3", "estimator.q=2", "update.lr=0.05", *SMALL, *left_out]
+    few = ["train.steps=3", "estimator.q=2", "update.lr=0.05", *SMALL, *TINY_MODEL, *left_out]
     given = [
         "+grid=quickstart",
         "grid.seeds=[3]",
@@ -242,7 +243,7 @@ def test_a_space_that_matches_no_layer_is_refused_in_the_plan_and_else_in_the_tr
     for count in (0, 7):
         text = NOTHING.replace("{count}", str(count)).replace("Nothing", f"Nothing{count}")
         (folder / "space" / f"nothing_{count}.py").write_text(text)
-    with pytest.raises(UserError, match=r"space 'nothing_0' trains no parameter of model 'demo'"):
+    with pytest.raises(UserError, match=r"space 'nothing_0' trains no parameter of model 'random_llama'"):
         planned(folder, "space=nothing_0", "~grid.fixed.space")
     outcome, _ = run(planned(folder, "space=nothing_7", "~grid.fixed.space"))
     assert outcome.state is TrialState.FAILED
