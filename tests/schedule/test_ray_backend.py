@@ -131,6 +131,7 @@ def test_a_sweep_goes_on_after_all_its_processes_stood_still(tmp_path, monkeypat
     lost = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines() if '"LOST"' in line]
     assert [entry["error"] for entry in lost] == ["its process does not answer"] * 2
     assert len({str(result) for result in results(tmp_path).values()}) == 1
+    wait_for(lambda: not any(map(psutil.pid_exists, frozen)))
     wait_for(lambda: not ray_processes(tmp_path))
 
 
