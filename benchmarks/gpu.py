@@ -136,7 +136,7 @@ def fitting(what: str, part: Iterator[RatioRow]) -> Iterator[RatioRow]:
     """Yield a part's rows; if memory runs out, those before, and say so in a line on stderr."""
     try:
         yield from part
-    except Exception as error:
+    except Exception as error:  # torch and its libraries say in several types that memory ran out
         if not is_out_of_memory(error):
             raise
         print(f"{what}: left out, the memory of this device does not hold it", file=sys.stderr)

@@ -183,7 +183,6 @@ def test_an_interrupt_stops_cleanly_and_the_same_command_goes_on(inline: Sweep, 
     assert counts == [10, 10, 24, 24, 24, 24], "every step of every trained trial, once"
 
 
-@pytest.mark.long
 def test_a_trial_can_be_forced(inline: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     cells = inline.cells()
     forced = cells[0]["trial_ids"].split()[0]
