@@ -54,6 +54,13 @@ def main() -> None:
     if not torch.equal(bits(base), bits(expected)):
         print("other bits in place")
     triton.combine(torch.empty(0), None, 5, words, SCALES)
+    for shape in ((1,), (511,), (600, 2), (5001,), (0,)):
+        out, expected = torch.empty(len(words), *shape), torch.empty(len(words), *shape)
+        triton.each(out, words)
+        for row, address in zip(expected, words, strict=True):
+            noise._expression(row.view(-1), None, 0, [address], [1.0])
+        if not torch.equal(bits(out), bits(expected)):
+            print("other bits of several in one launch:", shape)
     # Weights in half precision are read and written by the kernel itself.
     noise._runner = lambda out, base, of_signs: triton.combine
     for dtype in (torch.bfloat16, torch.float16):

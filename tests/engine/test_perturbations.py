@@ -23,7 +23,7 @@ from zo_sweeps.engine.perturbations.uniform import Uniform
 from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.step import step as take_step
 from zo_sweeps.engine.updates.sgd import SGD
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import FactoredPerturbation, Perturbation
 from zo_sweeps.methods.points import Layout, NoiseKey
 from zo_sweeps.methods.space import FullModel
 
@@ -70,6 +70,17 @@ def test_another_query_or_step_is_another_direction(perturbation: Perturbation) 
 def test_another_seed_is_another_direction(perturbation: Perturbation) -> None:
     if not perturbation.coordinates:  # those are not random
         assert not torch.equal(direction(perturbation, NoiseKey(1, 1, 0)), direction(perturbation, NoiseKey(0, 1, 0)))
+
+
+def test_directions_that_are_drawn_together_are_those_drawn_one_by_one(perturbation: Perturbation) -> None:
+    keys = [NoiseKey(1, 51, query) for query in (2, 0, 1)]
+    for name, shape in SHAPES.items():
+        one_by_one = torch.stack([perturbation.sample(key, name, shape, CPU) for key in keys])
+        assert torch.equal(perturbation.samples(keys, name, shape, CPU), one_by_one)
+        if isinstance(perturbation, FactoredPerturbation) and len(shape) == 2:
+            together = perturbation.factors_of(keys, name, shape, CPU)
+            for i, part in enumerate(together):
+                assert torch.equal(part, torch.stack([perturbation.factors(key, name, shape, CPU)[i] for key in keys]))
 
 
 def test_what_inference_mode_has_drawn_can_be_drawn_for_the_update(perturbation: Perturbation) -> None:

@@ -127,6 +127,12 @@ class TestOnAGpu:
         there = noise.expression(torch.empty(1_000_003, device="cuda"), TERMS[0][0], "w")
         assert torch.equal(there.cpu(), noise.expression(torch.empty(1_000_003), TERMS[0][0], "w"))
 
+    @pytest.mark.parametrize("shape", [(1,), (512, 2), (70_001,)])
+    def test_many_directions_in_one_launch(self, shape: tuple[int, ...]) -> None:
+        addresses = [(NoiseKey(1, 2, i), f"w/{i % 2}") for i in range(70)]
+        ours, theirs = (noise.each(addresses, torch.Size(shape), device) for device in ("cpu", "cuda"))
+        assert torch.equal(theirs.cpu(), ours)
+
     @pytest.mark.parametrize("terms", [1, 2, 7])
     def test_any_number_of_terms(self, terms: int) -> None:
         chosen, shape = [(NoiseKey(1, 2, i), 0.1 * i - 0.3) for i in range(terms)], torch.Size([5000])

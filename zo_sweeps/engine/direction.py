@@ -28,6 +28,32 @@ from zo_sweeps.methods.points import Estimate, NoiseKey, Point
 CHUNK = 1 << 22  # codes moved at a time, at most: they take about 40 bytes each meanwhile
 
 
+class Directions:
+    """The directions between several points, each of which is drawn once: both signs of a query share theirs."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self.keys = [*dict.fromkeys(point.key for point in points)]
+        self.queries, self.scales = [self.keys.index(point.key) for point in points], [p.scale for p in points]
+        self._of_points: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return each point's direction and scale, [P] each; copied to a device once."""
+        if device not in self._of_points:
+            self._of_points[device] = (
+                torch.tensor(self.queries, device=device),
+                torch.tensor(self.scales, device=device),
+            )
+        return self._of_points[device]
+
+    def at(self, drawn: Tensor) -> Tensor:
+        """Return each point's own, [P, ...], of what was drawn for each key, [K, ...]; as it is, if P = K."""
+        return drawn if len(self.queries) == len(self.keys) else drawn.index_select(0, self._on(drawn.device)[0])
+
+    def scaled(self, drawn: Tensor) -> Tensor:
+        """Return `at` times the points' scales. Overwrites `drawn` if there are no more points than keys."""
+        return self.at(drawn).mul_(self._on(drawn.device)[1].view(-1, *[1] * (drawn.dim() - 1)))
+
+
 def combine(
     noise: Perturbation,
     terms: Sequence[tuple[NoiseKey, float]],
@@ -58,14 +84,15 @@ def _add_products(
     noise: FactoredPerturbation, terms: Sequence[tuple[NoiseKey, float]], name: str, theta: Tensor, out: Tensor
 ) -> Tensor:
     """Write theta + sum_i c_i U_i V_i^T to `out`, as many rows at a time as stay in cache: theta is read once."""
-    drawn = [noise.factors(key, name, theta.shape, theta.device) for key, _ in terms]
+    U, V = noise.factors_of([key for key, _ in terms], name, theta.shape, theta.device)
+    drawn = [*zip(U, V, strict=True)]
     if noise.one_product:
-        U = torch.cat([U.mul_(weight) for (U, _), (_, weight) in zip(drawn, terms, strict=True)], dim=1)
-        return _add_product(U, torch.cat([V for _, V in drawn], dim=1), theta, out)
+        U = torch.cat([u.mul_(weight) for (u, _), (_, weight) in zip(drawn, terms, strict=True)], dim=1)
+        return _add_product(U, torch.cat([*V], dim=1), theta, out)
     rows = rows_at_once(theta.shape[1], theta.device)
     for start in range(0, theta.shape[0], rows):
         some = slice(start, start + rows)
-        products = ((U[some] @ V.T).mul_(weight) for (U, V), (_, weight) in zip(drawn, terms, strict=True))
+        products = ((u[some] @ v.T).mul_(weight) for (u, v), (_, weight) in zip(drawn, terms, strict=True))
         out[some] = reduce(Tensor.add_, products).add_(theta[some])
     return out
 

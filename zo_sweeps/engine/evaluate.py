@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine import linear
-from zo_sweeps.engine.direction import combine, moved
+from zo_sweeps.engine.direction import Directions, combine, moved
 from zo_sweeps.engine.factored import factored
 from zo_sweeps.engine.layers.weight_only import Integers, rows_at_once
 from zo_sweeps.engine.rounding import probe
@@ -114,28 +114,24 @@ def _held(
 @contextmanager
 def _stacked(module: nn.Module, space: InstalledSpace, noise: Perturbation, points: Sequence[Point]) -> Iterator[None]:
     """Hold P copies of each trainable tensor, [P, *shape], in the space: small, because a batched space is small."""
+    directions = Directions(points)
     with counted_as(Part.TRAINABLE):
-        space.hold({name: _at(points, noise, name, param) for name, param in space.params.items()})
+        space.hold({name: _at(directions, noise, name, param) for name, param in space.params.items()})
     try:
         yield
     finally:
         space.hold({})
 
 
-def _at(points: Sequence[Point], noise: Perturbation, name: str, param: Tensor) -> Tensor:
+def _at(directions: Directions, noise: Perturbation, name: str, param: Tensor) -> Tensor:
     """Return a parameter at P points, [P, *shape]."""
-    stacked = param.detach().expand(len(points), *param.shape).clone()
-    if isinstance(noise, PartialPerturbation):  # drawing a direction twice costs less than storing it
-        for i, point in enumerate(points):
-            combine(noise, [(point.key, point.scale)], name, stacked[i], out=stacked[i])
-        return stacked
-    directions: dict[object, Tensor] = {}  # both signs of a query use the same direction
-    for i, point in enumerate(points):
-        if point.scale == 0:
-            continue
-        if point.key not in directions:
-            directions[point.key] = noise.sample(point.key, name, param.shape, param.device)
-        stacked[i].add_(directions[point.key], alpha=point.scale)
+    drawn = noise.samples(directions.keys, name, param.shape, param.device)
+    if isinstance(noise, PartialPerturbation):
+        return directions.scaled(drawn).add_(param.detach()).to(param.dtype)
+    stacked = param.detach().expand(len(directions.queries), *param.shape).clone()
+    for point, query, scale in zip(stacked, directions.queries, directions.scales, strict=True):
+        if scale:
+            point.add_(drawn[query], alpha=scale)
     return stacked
 
 

@@ -9,7 +9,7 @@ so W is multiplied once for all points, and no perturbed weight is ever written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from zo_sweeps.core.memory_parts import Part, counted_as
 from zo_sweeps.engine import linear
+from zo_sweeps.engine.direction import Directions
 from zo_sweeps.engine.rows import grouped, point_of_row, present, sizes, ungrouped
 from zo_sweeps.methods.perturbation import FactoredPerturbation
 from zo_sweeps.methods.points import Point, rows_of_points
@@ -44,8 +45,7 @@ def factored(
     """
     held = _Points({id(param): name for name, param in space.params.items()}, noise, points)
     # A table that is not trained still says how many rows there are, if it looks up the tokens.
-    concerned = lambda layer: type(layer) is nn.Embedding or any(id(param) in held.names for param in _own(layer))
-    layers = filter(concerned, module.modules())
+    layers = [layer for layer, own in _owned(module, held.names) if own or type(layer) is nn.Embedding]
     with linear.replaced(layers, lambda layer, own: partial(_forward(layer), held, layer, own)):
         yield
 
@@ -54,15 +54,14 @@ class _Points:
     """The points of one forward."""
 
     def __init__(self, names: dict[int, str], noise: FactoredPerturbation, points: Sequence[Point]) -> None:
-        self.names, self._noise, self._points = names, noise, points
+        self.names, self._noise = names, noise
         self.count = len(points)
         self._rows = 0  # of the one forward, all groups together; from its first lookup of tokens
         # What the forwards of a generation share, by parameter: factors of matrices, and vectors at the points.
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
         self._kept_vectors: dict[str, Tensor] = {}
         self.broadcasts: dict[nn.Module, bool] = {}
-        keys = [*dict.fromkeys(point.key for point in points)]
-        self._keys, self._query = keys, [keys.index(point.key) for point in points]
+        self._directions = Directions(points)
 
     def all_rows(self, value: Tensor) -> Tensor:
         """Return a tensor [N, ...] for all rows of the forward; one of [1, ...] holds for each of them."""
@@ -71,10 +70,6 @@ class _Points:
         rows = self._rows
         return value if value.shape[0] == rows else value.expand(rows, *value.shape[1:])
 
-    def scales(self, like: Tensor) -> Tensor:
-        """Return the points' scales, [P, 1, 1]."""
-        return like.new_tensor([point.scale for point in self._points]).view(-1, 1, 1)
-
     def factors(self, param: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """Return U [P, m, r] and V [P, n, r] of a matrix, U times the points' scales; None: it is not trained."""
         if (name := self.names.get(id(param))) is None:
@@ -82,10 +77,8 @@ class _Points:
         if (kept := self._kept.get(name)) is not None:
             return kept
         with counted_as(Part.WORKSPACE):
-            drawn = [self._noise.factors(key, name, param.shape, param.device) for key in self._keys]
-            U = torch.stack([drawn[query][0] for query in self._query])
-            V = torch.stack([drawn[query][1] for query in self._query])
-            pair = U.mul_(self.scales(U)).to(dtype), V.to(dtype)
+            U, V = self._noise.factors_of(self._directions.keys, name, param.shape, param.device)
+            pair = self._directions.scaled(U).to(dtype), self._directions.at(V).to(dtype)
         if rows_of_points.get() is not None:
             self._kept[name] = pair
         return pair
@@ -97,20 +90,20 @@ class _Points:
         if (kept := self._kept_vectors.get(name)) is not None:
             return kept
         with counted_as(Part.WORKSPACE):
-            drawn = [self._noise.sample(key, name, param.shape, param.device) for key in self._keys]
-            moved = [
-                param.detach() + p.scale * drawn[query] for p, query in zip(self._points, self._query, strict=True)
-            ]
-            stacked = torch.stack(moved).to(param.dtype)
+            drawn = self._noise.samples(self._directions.keys, name, param.shape, param.device)
+            stacked = self._directions.scaled(drawn).add_(param.detach()).to(param.dtype)
         if rows_of_points.get() is not None and param.dim() == 1:
             self._kept_vectors[name] = stacked
         return stacked
 
 
-def _own(layer: nn.Module) -> list[Tensor]:
-    """Return the parameters of a module that none of the modules in it has too."""
-    below = {id(param) for child in layer.children() for param in child.parameters()}
-    return [param for param in layer._parameters.values() if param is not None and id(param) not in below]
+def _owned(module: nn.Module, names: Container[int]) -> Iterator[tuple[nn.Module, bool]]:
+    """Yield each module, and whether it has a parameter of these ids that none of the modules in it has too."""
+    for layer in module.modules():
+        own = {id(param) for param in layer._parameters.values() if param is not None and id(param) in names}
+        if own and layer._modules:
+            own -= {id(param) for child in layer.children() for param in child.parameters()}
+        yield layer, bool(own)
 
 
 Forward = Callable[..., Any]  # of points, the module, its own forward, and the forward's arguments

@@ -30,7 +30,9 @@ else:
             self._module = module
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(import_module(self._module), name)
+            value = getattr(import_module(self._module), name)
+            setattr(self, name, value)  # members ask a thousand times per step
+            return value
 
     Batch = Tensor = nn = Any
     torch = _Later("torch")

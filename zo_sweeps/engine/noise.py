@@ -317,6 +317,25 @@ def combine(
     return out
 
 
+def each(addresses: Sequence[tuple[NoiseKey, str]], shape: torch.Size, device: torch.device | str = "cpu") -> Tensor:
+    """Return the directions of several (key, name), [K, *shape] fp32: the bits of `gaussian`, in one call.
+
+    Of many small ones, calls and launches are the cost.
+    """
+    out = torch.empty(len(addresses), *shape, device=device)
+    words = [words_of(key, name) for key, name in addresses]
+    if out.device.type == "cpu" and (code := _native()) is not None:
+        native.each(code.zo_combine, out, words)
+    elif out.is_cuda and _triton(out.device, torch.float32, False) is not None:
+        from zo_sweeps.engine.kernels import triton
+
+        triton.each(out, words)
+    else:
+        for row, address in zip(out, words, strict=True):
+            _expression(row.view(-1), None, 0, [address], [1.0])
+    return out
+
+
 def is_compiled() -> bool:
     """Tell whether `combine` runs the compiled map on this machine's CPU."""
     return _native() is not None

@@ -98,6 +98,12 @@ class Perturbation(Definition):
         """Return one parameter's part of z(key): a new fp32 tensor, a pure function of the arguments and the layout."""
         raise NotImplementedError
 
+    def samples(self, keys: Sequence[NoiseKey], name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        """Return what `sample` returns for each key, [K, *shape]."""
+        import torch
+
+        return torch.stack([self.sample(key, name, shape, device) for key in keys])
+
 
 @dataclass(frozen=True)
 class PartialPerturbation(Perturbation):
@@ -136,6 +142,15 @@ class FactoredPerturbation(Perturbation):
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return U [m, r] and V [n, r] of the direction that `sample` returns for a matrix [m, n]: new fp32 tensors."""
         raise NotImplementedError
+
+    def factors_of(
+        self, keys: Sequence[NoiseKey], name: str, shape: torch.Size, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `factors` returns for each key, U [K, m, r] and V [K, n, r]."""
+        import torch
+
+        U, V = zip(*(self.factors(key, name, shape, device) for key in keys), strict=True)
+        return torch.stack(U), torch.stack(V)
 
 
 class Basis(NamedTuple):

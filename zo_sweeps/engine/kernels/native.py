@@ -89,3 +89,16 @@ def combine(
     part(cuts[0], cuts[1])
     for other in waiting:
         other.result()
+
+
+def each(function: Callable[..., None], out: Tensor, words: Sequence[tuple[int, int]]) -> None:
+    """Set out[k] = z_k for each direction; [K, *shape], contiguous fp32 on the CPU."""
+    count = out[0].numel()
+    if count >= PER_THREAD:
+        for row, address in zip(out, words, strict=True):
+            combine(function, row, None, 0, [address], [1.0])
+        return
+    keys = (ctypes.c_uint32 * (2 * len(words)))(*(word & 0xFFFFFFFF for pair in words for word in pair))
+    to, first, one = out.data_ptr(), ctypes.addressof(keys), (ctypes.c_float * 1)(1.0)
+    for k in range(len(words)):
+        function(to + 4 * count * k, None, 0, count, 1, first + 8 * k, one)

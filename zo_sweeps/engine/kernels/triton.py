@@ -114,6 +114,26 @@ def combine(
         )
 
 
+@triton.jit(do_not_specialize=["count", "keys"])
+def _each(out, table, count, keys):
+    group, k = tl.program_id(0), tl.program_id(1)
+    lane = tl.arange(0, LANES)
+    counter = (group * LANES).to(tl.uint32) + lane.to(tl.uint32)
+    first, second = _member(tl.load(table + k), tl.load(table + keys + k), 1.0, counter)
+    row, at = out + k.to(tl.int64) * count, group.to(tl.int64) * (2 * LANES) + lane
+    _store(row, row, first, at, count, False)
+    _store(row, row, second, at + LANES, count, False)
+
+
+def each(out: Tensor, words: Sequence[tuple[int, int]]) -> None:
+    """Set out[k] = z_k for each of at most 65,535 directions, in one launch; [K, *shape], contiguous."""
+    count = out[0].numel()
+    if count:
+        with torch.cuda.device_of(out):
+            table = _table(words, [1.0] * len(words), out.device)
+            _each[(-(-count // (2 * LANES.value)), len(words))](out, table, count, len(words), **OPTIONS)
+
+
 def _table(words: Sequence[tuple[int, int]], scales: Sequence[float], device: torch.device) -> Tensor:
     """Return the rows k0, k1 and scales (their bits) of several terms, [3, terms] int32."""
     host = torch.empty(3, len(words), dtype=torch.int32, pin_memory=device.type == "cuda")  # for an asynchronous copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zo_sweeps.engine.later import Tensor, noise, torch
@@ -35,9 +36,14 @@ class Factored(FactoredPerturbation):
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         if len(shape) != 2:
-            return noise.gaussian(key, f"{name}/slip" if self.slips(key) else name, shape, device)
+            return self.samples([key], name, shape, device)[0]
         U, V = self.factors(key, name, shape, device)
         return U @ V.T
+
+    def samples(self, keys: Sequence[NoiseKey], name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        if len(shape) == 2:
+            return super().samples(keys, name, shape, device)
+        return noise.each([(key, f"{name}/slip" if self.slips(key) else name) for key in keys], shape, device)
 
 
 Bases = dict[tuple[NoiseKey, str, "torch.device"], "Tensor"]

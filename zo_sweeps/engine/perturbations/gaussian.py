@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ class Gaussian(PartialPerturbation):
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         return noise.gaussian(key, name, shape, device)
+
+    def samples(self, keys: Sequence[NoiseKey], name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        return noise.each([(key, name) for key in keys], shape, device)
 
     def combine(self, terms: noise.Terms, name: str, shape: torch.Size, device: torch.device, **into: Any) -> Tensor:
         return noise.combine(terms, name, shape, device, **into)

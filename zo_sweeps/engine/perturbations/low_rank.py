@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -58,7 +59,14 @@ class LowRank(Factored):
         return self.sum == "product"
 
     def factors(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
-        part = "slip" if self.slips(key) else "U"
-        U = noise.gaussian(key, f"{name}/{part}", torch.Size((shape[0], self.rank)), device)
-        V = noise.gaussian(window(key, self.interval), f"{name}/V", torch.Size((shape[1], self.rank)), device)
+        U, V = self.factors_of([key], name, shape, device)
+        return U[0], V[0]
+
+    def factors_of(
+        self, keys: Sequence[NoiseKey], name: str, shape: torch.Size, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        of_U = [(key, f"{name}/{'slip' if self.slips(key) else 'U'}") for key in keys]
+        of_V = [(window(key, self.interval), f"{name}/V") for key in keys]
+        U = noise.each(of_U, torch.Size((shape[0], self.rank)), device)
+        V = noise.each(of_V, torch.Size((shape[1], self.rank)), device)
         return (U.mul_(self.rank**-0.5) if self.scale == "unit" else U), V
