@@ -72,7 +72,7 @@ STANDARD_LIBRARY = set(sys.stdlib_module_names)
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 PACKAGES = [PACKAGE, *sorted(REPO.glob("packages/*/zo_sweeps_*"))]
 # Distributions of their own, found by entry points -> those of them that they import.
-APART: dict[str, set[str]] = {"agent": {"edge"}, "demo": set(), "edge": set(), "rtl": set()}
+APART: dict[str, set[str]] = {"agent": {"edge"}, "demo": set(), "edge": set(), "league": set(), "rtl": set()}
 
 
 @cache
@@ -147,12 +147,18 @@ def test_the_engine_knows_torch_and_itself() -> None:
 
 def test_a_member_of_an_axis_knows_no_other_axis_and_nothing_above() -> None:
     above = {"evaluate", "step", "train", "replay", "first_order"}
+    league = REPO / "packages/league/zo_sweeps_league"
+    files = [(PACKAGE, file, file.split("/")[1]) for file in FILES if file.startswith("engine/")]
+    files += [(league, f"{path.parent.name}/{path.name}", path.parent.name) for path in league.glob("*/*.py")]
+    engines = (f"{NAME}.engine.", f"{league.name}.")
     wrong = [
         f"{file}:{line} imports {name}"
-        for file in FILES
-        if file.startswith("engine/") and (axis := file.split("/")[1]) in AXES
-        for name, line in imported(file)
-        if name.startswith(f"{NAME}.engine.") and (part := name.split(".")[2]) in above | AXES and part != axis
+        for package, file, axis in files
+        if axis in AXES
+        for name, line in imported(file, package)
+        if name.startswith(engines)
+        and (part := name.removeprefix(engines[0]).removeprefix(engines[1]).split(".")[0]) in above | AXES
+        and part != axis
     ]
     assert not wrong
 
