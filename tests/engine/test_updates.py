@@ -107,7 +107,11 @@ def test_every_update_keeps_its_state_in_the_open(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", sorted((REPO / "zo_sweeps/engine").glob("[up]*s/[a-z]*.py")), ids=lambda file: file.stem
+    "file",
+    sorted(
+        path for folder in ("zo_sweeps/engine", "packages/league/*") for path in REPO.glob(f"{folder}/[up]*s/[a-z]*.py")
+    ),
+    ids=lambda file: file.stem,
 )
 def test_no_member_but_adam_has_an_operation_that_rounds_in_another_way_on_a_gpu(file: Path) -> None:
     if file.stem == "adam":  # its trials' ids stand for its bits, and backpropagation's rows have it
