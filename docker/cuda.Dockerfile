@@ -17,7 +17,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY conf ./conf
 COPY zo_sweeps ./zo_sweeps
 COPY packages/agent ./packages/agent
-RUN pip install --no-cache-dir --constraint constraints.txt . ./packages/agent
+COPY packages/league ./packages/league
+RUN pip install --no-cache-dir --constraint constraints.txt . ./packages/agent ./packages/league
 
 # The user's id must own the host's files that are mounted as secrets.
 ARG UID=1000

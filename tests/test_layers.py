@@ -70,9 +70,12 @@ OF_SWEEPS = {"ray", "mlflow", "hydra", "omegaconf", "datasets"}  # which a machi
 PRIVATE_RAY = re.compile(r"ray\.(_\w+|core|experimental|scripts|gcs_utils|dashboard)\b|internal_kv")
 STANDARD_LIBRARY = set(sys.stdlib_module_names)
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+LEAGUE = REPO / "packages/league/zo_sweeps_league"  # members of the engine's axes
+ENGINE = [(file, PACKAGE) for file in FILES if file.startswith("engine/")]
+ENGINE += [(path.relative_to(LEAGUE).as_posix(), LEAGUE) for path in sorted(LEAGUE.rglob("*.py"))]
 PACKAGES = [PACKAGE, *sorted(REPO.glob("packages/*/zo_sweeps_*"))]
 # Distributions of their own, found by entry points -> those of them that they import.
-APART: dict[str, set[str]] = {"agent": {"edge"}, "demo": set(), "edge": set(), "rtl": set()}
+APART: dict[str, set[str]] = {"agent": {"edge"}, "demo": set(), "edge": set(), "league": set(), "rtl": set()}
 
 
 @cache
@@ -133,12 +136,11 @@ def test_packages_import_zo_sweeps_and_are_never_imported_by_it() -> None:
 
 
 def test_the_engine_knows_torch_and_itself() -> None:
-    ours = (f"{NAME}.engine", f"{NAME}.methods", f"{NAME}.core")
+    ours = (f"{NAME}.engine", f"{NAME}.methods", f"{NAME}.core", LEAGUE.name)
     wrong = [
         f"{file}:{line} imports {name}"
-        for file in FILES
-        if file.startswith("engine/")
-        for name, line in imported(file)
+        for file, folder in ENGINE
+        for name, line in imported(file, folder)
         if name.split(".")[0] not in STANDARD_LIBRARY | {"torch", "triton"} | ALSO.get(file, set())
         and not name.startswith(ours)
     ]
@@ -149,10 +151,12 @@ def test_a_member_of_an_axis_knows_no_other_axis_and_nothing_above() -> None:
     above = {"evaluate", "step", "train", "replay", "first_order"}
     wrong = [
         f"{file}:{line} imports {name}"
-        for file in FILES
-        if file.startswith("engine/") and (axis := file.split("/")[1]) in AXES
-        for name, line in imported(file)
-        if name.startswith(f"{NAME}.engine.") and (part := name.split(".")[2]) in above | AXES and part != axis
+        for file, folder in ENGINE
+        if (axis := (folder / file).parent.name) in AXES
+        for name, line in imported(file, folder)
+        if (found := re.match(rf"(?:{NAME}\.engine|{LEAGUE.name})\.(\w+)", name))
+        and found[1] in above | AXES
+        and found[1] != axis
     ]
     assert not wrong
 

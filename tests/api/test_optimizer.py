@@ -22,19 +22,19 @@ from zo_sweeps import Optimizer, engine
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.estimators.es import ES
 from zo_sweeps.engine.estimators.es_one_sided import ESOneSided
-from zo_sweeps.engine.estimators.fzoo import FZOO
-from zo_sweeps.engine.estimators.kerzoo import KerZOO
-from zo_sweeps.engine.estimators.rge_curved import RGECurved
-from zo_sweeps.engine.estimators.rloo import RLOO
-from zo_sweeps.engine.perturbations.curvature import Curvature
-from zo_sweeps.engine.perturbations.loren import LOREN
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
-from zo_sweeps.engine.perturbations.small_weights import SmallWeights
 from zo_sweeps.engine.types import DivergedError
-from zo_sweeps.engine.updates.low_rank_momentum import LowRankMomentum
 from zo_sweeps.engine.updates.momentum import Momentum
+from zo_sweeps_league.estimators.fzoo import FZOO
+from zo_sweeps_league.estimators.kerzoo import KerZOO
+from zo_sweeps_league.estimators.rge_curved import RGECurved
+from zo_sweeps_league.estimators.rloo import RLOO
+from zo_sweeps_league.perturbations.curvature import Curvature
+from zo_sweeps_league.perturbations.loren import LOREN
+from zo_sweeps_league.perturbations.small_weights import SmallWeights
+from zo_sweeps_league.updates.low_rank_momentum import LowRankMomentum
 
 pytestmark = pytest.mark.unit
 RGE, SGD, Gaussian, Method, Mode = engine.RGE, engine.SGD, engine.Gaussian, engine.Method, engine.Mode

@@ -376,6 +376,11 @@ def test_without_the_package_a_command_and_a_grid_say_what_to_install(
         assert "; pip install 'zo-sweeps[rtl]'" in line
     assert main(["papers", "pezo/table6"]) == 0
     assert "pip install 'zo-sweeps[rtl]'" in capsys.readouterr().out
+    for words in (["plan", "+grid=league"], ["plan", "+grid.entrants.lozo_m={}"], ["plan", "update=muon"]):
+        assert main(words) == 2
+        line = capsys.readouterr().err
+        assert line.startswith("zo_sweeps: zo-sweeps-league is not installed, which brings the "), line
+        assert line.endswith("; pip install 'zo-sweeps[league]'\n"), line
     assert main(["export-program", "--out", "x"]) == 2
     assert "the command 'export-program'; pip install 'zo-sweeps[edge]'" in capsys.readouterr().err
     assert main(["bench", "programs"]) == 2

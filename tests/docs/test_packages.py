@@ -65,7 +65,7 @@ def test_the_version_has_one_home() -> None:
     for path in ("pyproject.toml", "packages/agent/board/pyproject.toml"):
         text = (REPO / path).read_text()
         assert f'"{__version__}"' not in text
-        assert 'dynamic = ["version"]' in text
+        assert 'dynamic = ["version"' in text
     for file in REPO.glob("packages/*/pyproject.toml"):
         text = file.read_text()
         assert 'dynamic = ["version"]' in text

@@ -25,7 +25,6 @@ from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import Objective, evaluate
 from zo_sweeps.engine.peers import PeerLostError
-from zo_sweeps.engine.perturbations.cone import Cone
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.seed_pool import SeedPool
 from zo_sweeps.engine.perturbations.seed_pool_pro import SeedPoolPro
@@ -40,6 +39,7 @@ from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import FullModel
+from zo_sweeps_league.perturbations.cone import Cone
 
 pytestmark = pytest.mark.unit
 STEPS, SEED, LR, EPS = 6, 5, 1e-3, 1e-3

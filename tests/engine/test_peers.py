@@ -20,7 +20,6 @@ from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import InPlace, RowParts
 from zo_sweeps.engine.peers import HEAD, Follower, PeerLostError, Team, pack, pack_losses, shares, unpack
-from zo_sweeps.engine.perturbations.agzo import AGZO
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.replay import rebuild
@@ -31,7 +30,6 @@ from zo_sweeps.engine.step import Method, losses_at
 from zo_sweeps.engine.train import Scores, StepDone, of_batch, train
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.adam import Adam
-from zo_sweeps.engine.updates.conservative import Conservative
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
@@ -39,6 +37,8 @@ from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import FullModel
 from zo_sweeps.methods.update import Update
+from zo_sweeps_league.perturbations.agzo import AGZO
+from zo_sweeps_league.updates.conservative import Conservative
 
 pytestmark = pytest.mark.unit
 STEPS, SEED = 6, 5

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.engine import contract
-from tests.engine.contract import LAYOUT, SHAPES, d
+from tests.engine.contract import LAYOUT, SHAPES
 from tests.engine.oracles import begun
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.estimators.rge import RGE
@@ -18,7 +18,6 @@ from zo_sweeps.engine.evaluate import InPlace
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.perturbations.rademacher import Rademacher
-from zo_sweeps.engine.perturbations.sphere import Sphere
 from zo_sweeps.engine.perturbations.uniform import Uniform
 from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.step import step as take_step
@@ -132,35 +131,6 @@ def test_the_norm_of_an_estimate_follows_theory(name: str, expected: contract.No
     z = torch.stack([direction(bound, NoiseKey(2, t, 0), layout) for t in range(1, 1501)]).double()
     ratios = ((z @ slope).unsqueeze(1) * z).square().sum(1) / slope.square().sum()  # on a linear f: (z . slope) z
     assert abs(ratios.mean() - expected.ratio) < 5 * ratios.std() / math.sqrt(len(ratios))
-
-
-def test_sphere_and_rademacher_directions_have_length_root_d_every_time() -> None:
-    for distribution in (Sphere().bind(LAYOUT), Rademacher()):
-        for step in range(1, 30):
-            assert direction(distribution, NoiseKey(0, step, step % 3)).norm() == pytest.approx(math.sqrt(d), rel=1e-6)
-
-
-def test_the_sphere_is_over_the_whole_vector_not_over_each_parameter() -> None:
-    sphere = Sphere().bind(LAYOUT)
-    parts = torch.stack([sphere.sample(NoiseKey(0, t, 0), "layer.W", SHAPES["layer.W"], CPU) for t in range(1, 500)])
-    squares = parts.double().square().sum((1, 2)) / d  # Beta(30/2, 32/2)
-    mean, variance = 30 / 62, 2 * 30 * 32 / (62**2 * 64)
-    assert abs(squares.mean() - mean) < 5 * math.sqrt(variance / len(squares))
-    assert squares.var() == pytest.approx(variance, rel=0.35)
-
-
-def test_the_sphere_is_the_gaussian_direction() -> None:
-    key = NoiseKey(5, 6, 1)
-    g, z = direction(Gaussian(), key), direction(Sphere().bind(LAYOUT), key)
-    assert torch.allclose(z, g * math.sqrt(d) / g.norm(), rtol=1e-6)
-
-
-def test_the_sphere_keeps_one_number_a_direction_of_one_step() -> None:
-    sphere = Sphere().bind(LAYOUT)
-    for step in range(1, 20):
-        for query in range(3):
-            direction(sphere, NoiseKey(0, step, query))
-    assert len(sphere._factors) == 3
 
 
 def test_rademacher_signs_are_the_bits_of_the_addressed_words() -> None:

@@ -28,13 +28,13 @@ from zo_sweeps.engine.train import Scores, StepDone, of_batch, train
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.momentum import Momentum
 from zo_sweeps.engine.updates.sgd import SGD
-from zo_sweeps.engine.updates.sign import Sign
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate, NoiseKey
 from zo_sweeps.methods.space import InstalledSpace, Space
 from zo_sweeps.methods.update import RoundedUpdate, Rounding
+from zo_sweeps_league.updates.sign import Sign
 
 pytestmark = pytest.mark.unit
 

@@ -31,9 +31,6 @@ from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.engine.step import Method, RunState, step
 from zo_sweeps.engine.train import Scores, StepDone, train
 from zo_sweeps.engine.updates.adam import Adam
-from zo_sweeps.engine.updates.anchored import Anchored
-from zo_sweeps.engine.updates.conservative import Conservative
-from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.points import Estimate, NoiseKey
 from zo_sweeps.methods.space import FullModel
@@ -110,7 +107,11 @@ def test_every_update_keeps_its_state_in_the_open(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", sorted((REPO / "zo_sweeps/engine").glob("[up]*s/[a-z]*.py")), ids=lambda file: file.stem
+    "file",
+    sorted(
+        path for folder in ("zo_sweeps/engine", "packages/league/*") for path in REPO.glob(f"{folder}/[up]*s/[a-z]*.py")
+    ),
+    ids=lambda file: file.stem,
 )
 def test_no_member_but_adam_has_an_operation_that_rounds_in_another_way_on_a_gpu(file: Path) -> None:
     if file.stem == "adam":  # its trials' ids stand for its bits, and backpropagation's rows have it
@@ -190,19 +191,6 @@ def assert_theta(found: Tensor, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=2e-6, atol=2e-6)
 
 
-def test_an_anchor_holds_theta_where_the_estimate_and_the_decay_are_equal() -> None:
-    """Under one estimate g, theta is -g / decay (1 - (1 - lr decay)^t) from its start, in vectors and matrices."""
-    module, update, estimate = Vector(quadratic), Anchored(decay=0.5), estimate_at(1)
-    params = dict(module.named_parameters())
-    state = update.init(params)
-    for number in range(1, 41):
-        state = update.apply(params, estimate, Gaussian(), state, 0.2)
-        if number in (1, 3, 40):
-            for name, param in params.items():
-                away = plain_ghat(estimate, name, param) / 0.5 * (1 - 0.9**number)
-                np.testing.assert_allclose(param.detach().numpy(), 1 - away, rtol=1e-5, atol=1e-5)
-
-
 def test_adam_is_torchs() -> None:
     found, seen = moved_by(Adam(), 6, 0.05)
     for name, gradients in seen.items():
@@ -212,65 +200,6 @@ def test_adam_is_torchs() -> None:
             other.grad = torch.from_numpy(g)
             optimizer.step()
         assert_theta(found[name], other.detach().numpy())
-
-
-@pytest.mark.parametrize(
-    ("losses_seen", "decision"),
-    [
-        ((1.0, 2.0, 3.0), 1),
-        ((3.0, 2.0, 1.0), -1),
-        ((2.0, 1.0, 3.0), 0),
-        ((1.0, 1.0, 1.0), 1),  # of equals: the step, then staying
-        ((2.0, 1.0, 1.0), 0),
-        ((float("nan"), 1.0, 2.0), 0),
-        ((float("inf"), 1.0, float("nan")), 0),
-    ],
-)
-def test_conservative_takes_the_lowest_of_the_three_losses(losses_seen: tuple[float, ...], decision: int) -> None:
-    asked = []
-    estimate = estimate_at(1)
-    chosen = Conservative().choose(estimate, 0.1, lambda scales: (asked.extend(scales), list(losses_seen))[1])
-    assert asked == [-0.1, 0.0, 0.1]
-    assert chosen.coefs == tuple(decision * g for g in estimate.coefs)
-    assert chosen.terms == tuple((key, decision * weight) for key, weight in estimate.terms)
-
-
-def test_conservative_never_raises_the_loss_and_says_what_it_did_in_the_log() -> None:
-    """At a learning rate where SGD overshoots, on a minibatch of its own every step."""
-    slopes = torch.linspace(0.5, 8, 40).double()
-    module = Vector(lambda theta: (slopes * theta.square()).sum())
-    space, method = FullModel(module), Method(RGE(1, 1e-3), Gaussian(), Conservative())
-    decisions = set()
-    for number in range(1, 40):
-        before, theta = module().item(), {n: p.clone() for n, p in space.params.items()}
-        estimate, _ = step(method, module, space, lambda P: module(), RunState(), seed=0, step=number, lr=1e-2)
-        plain = Method(RGE(1, 1e-3), Gaussian(), SGD())
-        points = plain.estimator.points(0, number)
-        f_at = []
-        for scale in (-1e-2, 0.0, 1e-2):
-            copied = Vector(module.f)
-            for n, p in copied.named_parameters():
-                g = sum(
-                    weight * Gaussian().sample(key, n, p.shape, p.device).double()
-                    for key, weight in true_estimate(module.f, theta, points).terms
-                )
-                p.data = (theta[n].double() + scale * g).float()
-            f_at.append(copied().item())
-        assert module().item() == pytest.approx(min(f_at), rel=1e-4)
-        assert module().item() <= before * (1 + 1e-6)
-        sign = int(np.sign(estimate.coefs[0] * true_estimate(module.f, theta, points).coefs[0]))
-        assert sign == (1, 0, -1)[int(np.argmin(f_at))]
-        decisions.add(sign)
-    assert {1, 0} <= decisions
-
-
-def true_estimate(f: Callable[[Tensor], Tensor], theta: dict[str, Tensor], points) -> Estimate:
-    """The two-sided estimate written out in double precision."""
-    key = points[0].key
-    z = torch.cat([Gaussian().sample(key, n, p.shape, p.device).flatten().double() for n, p in theta.items()])
-    flat = torch.cat([p.flatten().double() for p in theta.values()])
-    g = (f(flat + 1e-3 * z) - f(flat - 1e-3 * z)).item() / 2e-3
-    return Estimate(((key, g),), (g,), 0.0)
 
 
 # A run is its log

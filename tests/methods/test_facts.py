@@ -17,8 +17,8 @@ from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.losses import token_logprobs
+from zo_sweeps.engine.perturbations.coordinate import Coordinate
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
-from zo_sweeps.engine.perturbations.sphere import Sphere
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import SCOUTS, Estimator
@@ -268,19 +268,13 @@ def test_binding_leaves_a_perturbation_as_it_was(name: str) -> None:
     assert vars(made) == before
 
 
-def test_two_runs_of_one_perturbation_share_nothing() -> None:
-    first = Sphere().bind(contract.LAYOUT)
-    second = first.bind(contract.LAYOUT)
-    assert first._factors is not second._factors
-
-
 def test_a_method_is_bound_to_the_space_that_it_is_given() -> None:
     params = dict(Parts().named_parameters())
     for name in contract.names("estimator"):
         planned = contract.estimator(name)
-        bound = Method(planned, Sphere(), SGD()).bind(params)
+        bound = Method(planned, Coordinate(), SGD()).bind(params)
         assert bound.d == D
-        assert isinstance(bound.perturbation, Sphere)
+        assert isinstance(bound.perturbation, Coordinate)
         shapes, dtypes = {name: p.shape for name, p in params.items()}, {name: p.dtype for name, p in params.items()}
         farthest = max(abs(point.scale) for step in range(1, 301) for point in planned.bind(D).points(0, step))
         reach = bound.estimator.reach

@@ -232,3 +232,10 @@ def test_what_a_package_of_this_project_offers_is_there_or_says_what_to_install(
     assert missing is not None
     assert missing.fix == f"pip install 'zo-sweeps[{extra.name}]'"
     assert registry.absent(group, "another") is None
+
+
+@pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: extra.name)
+def test_all_that_a_package_of_this_project_offers_is_known_where_it_is_not_installed(extra: Extra) -> None:
+    points = importlib.metadata.distribution(extra.distribution).entry_points
+    offered = {(point.group, point.name) for point in points}
+    assert offered == {(f"zo_sweeps.{group}", name) for group, every in extra.offers.items() for name in every}

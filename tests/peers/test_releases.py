@@ -31,10 +31,10 @@ from tests.peers.harness import (
 from zo_sweeps.bench import engine_parts
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.estimators.es import zscores
-from zo_sweeps.engine.updates.mopi import START
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models.load import load
+from zo_sweeps_league.updates.mopi import START
 
 pytestmark = pytest.mark.multiprocess  # git reads the clones
 LOWDIM = ("_sample_orthogonal_P", "lowdim_zo_perturb_parameters", "lowdim_zo_step", "lowdim_zo_update")

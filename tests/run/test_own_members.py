@@ -29,6 +29,7 @@ from zo_sweeps.methods.trial_config import TrialConfig, code_of
 from zo_sweeps.plan.build import build
 from zo_sweeps.schedule.ledger import read_standing
 
+LEAGUE = REPO / "packages/league/zo_sweeps_league"
 PAGE = (REPO / "docs" / "adding" / "perturbation.md").read_text(encoding="utf-8")
 MEMBERS = {
     "perturbation/flipped.py": '''
@@ -319,5 +320,7 @@ def test_the_code_of_a_trial_is_that_of_the_engine_and_of_the_members_that_it_us
         assert changes(name) == {"zo", "sign"}, name
     assert changes("engine/updates/sgd.py") == {"zo"}
     assert changes("engine/precisions/_encoded.py") == {"zo", "sign"}
-    assert changes("engine/updates/sign.py") == {"sign"}
-    assert changes("cli/main.py") == changes("engine/spaces/dora.py") == set()
+    for name in ("updates/sign.py", "perturbations/_bases.py", "__init__.py"):
+        assert changes(str(LEAGUE / name)) == {"sign"}, "of a package, its member and what is none"
+    for name in ("cli/main.py", "engine/spaces/dora.py", str(LEAGUE / "updates" / "muon.py")):
+        assert changes(name) == set()

@@ -41,6 +41,10 @@ class UserError(Exception):
         return text
 
 
+class NotInstalledError(UserError):
+    """A package of this project that is needed and missing: other problems are listed once it is installed."""
+
+
 class CombinedError(UserError):
     """Several errors of one input; `str(error)` lists them, one per line."""
 

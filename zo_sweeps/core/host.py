@@ -116,6 +116,21 @@ EXTRAS = (
         "zo_sweeps_edge",
         {"runtime": ("executorch",), "command": ("export-program",), "benchmark": ("programs",)},
     ),
+    Extra(
+        "league",
+        "zo_sweeps_league",
+        {
+            "estimator": ("best_of", "fzoo", "kerzoo", "rge_curved", "rge_guided", "rge_per_row", "rloo"),
+            "perturbation": (
+                *("agzo", "columns", "cone", "curvature", "guided", "layers", "loren", "projected", "signs"),
+                *("small_weights", "sphere", "subspace", "tezo"),
+            ),
+            "update": (
+                *("adamezo", "anchored", "conservative", "helene", "low_rank_momentum", "meazo", "mopi", "muon"),
+                *("r_adazo", "sign"),
+            ),
+        },
+    ),
     Extra("rtl", "zo_sweeps_rtl", {"kind": ("synthesis",), "command": ("rtl",)}),
 )
 

@@ -99,7 +99,7 @@ def extras() -> Iterator[Check]:
     """Warn of the packages of this project that are not installed."""
     for extra in EXTRAS:
         if not all(name in registry.offered(group) for group, every in extra.offers.items() for name in every):
-            offered = ", ".join(f"{group} {name}" for group, every in extra.offers.items() for name in every)
+            offered = "; ".join(f"{group} {', '.join(every)}" for group, every in extra.offers.items())
             yield Check(f"extra {extra.name}", "warn", "not installed", f"{extra.install} (only for {offered})")
 
 

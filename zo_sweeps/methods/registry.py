@@ -14,7 +14,7 @@ from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any
 
-from zo_sweeps.core.errors import UserError, unknown
+from zo_sweeps.core.errors import NotInstalledError, UserError, unknown
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.host import offering
 from zo_sweeps.methods.definition import Definition, public_classes
@@ -194,10 +194,10 @@ def load(point: metadata.EntryPoint) -> Any:
         raise _broken(error, _place(point)) from error
 
 
-def absent(group: str, name: str, where: str = "") -> UserError | None:
+def absent(group: str, name: str, where: str = "") -> NotInstalledError | None:
     """Return the error for a name that a package of this project offers which is not installed; None for others."""
     extra = offering(group, name)
     if extra is None or name in offered(group):
         return None
     what = f"{extra.distribution} is not installed, which brings the {group} {name!r}"
-    return UserError(what, where=where, fix=extra.install)
+    return NotInstalledError(what, where=where, fix=extra.install)

@@ -236,27 +236,26 @@ METERS = tuple(ROOT / "devices" / f"{name}.py" for name in ("counters", "energy"
 
 
 def code_of(config: TrialConfig) -> str:
-    """Return a digest of the code that measures the trial: of MEASURING, METERS, the shipped members that it uses,
-    and this project's other packages if it uses a member of theirs.
+    """Return a digest of the code that measures the trial: of MEASURING, METERS, the members that it uses, and what is
+    not a member in each of this project's other packages that one of them is in.
 
     Comments, docstrings and formatting do not count. The user's own members are part of the trial_id instead. Cost:
     reads the files once per process, 10 ms; parses those that this machine has not seen, half a second for all.
     """
-    modules = {base.__module__ for kind in config.members_used for base in kind.__mro__}
-    members = frozenset(name for name in modules if name.rpartition(".")[0] in registry.PACKAGES.values())
-    packages = frozenset(
-        extra.module for extra in EXTRAS if any(name.startswith(f"{extra.module}.") for name in modules)
-    )
-    return _digest(members, packages)
+    return _digest(frozenset(base.__module__ for kind in config.members_used for base in kind.__mro__))
 
 
 @cache
-def _digest(members: Collection[str], packages: Collection[str]) -> str:
-    files = [*common_files(), *(ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in sorted(members))]
+def _digest(modules: Collection[str]) -> str:
+    members = sorted(name for name in modules if name.rpartition(".")[0] in registry.PACKAGES.values())
+    files = [*common_files(), *(ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in members)]
     named = {file.relative_to(ROOT).as_posix(): file for file in files}
-    for name in sorted(packages):
+    others = {point.module for axis in registry.PACKAGES for point in registry.offered(axis).values()} - {*modules}
+    for name in sorted(extra.module for extra in EXTRAS if any(one.startswith(f"{extra.module}.") for one in modules)):
         (folder,) = sys.modules[name].__path__
-        named |= {f"{name}/{file.relative_to(folder).as_posix()}": file for file in sorted(Path(folder).rglob("*.py"))}
+        paths = (file.relative_to(folder) for file in sorted(Path(folder).rglob("*.py")))
+        used = (path for path in paths if ".".join((name, *path.with_suffix("").parts)) not in others)
+        named |= {f"{name}/{path.as_posix()}": Path(folder, path) for path in used}
     return fingerprint([[name, one] for name, one in zip(named, file_digests(named.values()), strict=True)])
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import AXES, GridConfig, RunConfig, SelectConfig
-from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.errors import NotInstalledError, UserError
 from zo_sweeps.core.fingerprint import Canonical, canonical, fingerprint
 from zo_sweeps.core.trial import SharedSteps, Trial
 from zo_sweeps.devices.speed import format_times
@@ -176,6 +176,8 @@ class _Draft:
                 else:
                     drafts.append((self.places.look(config), setting))
                     add(self.runs, name, setting, config)
+        except NotInstalledError:
+            raise
         except UserError as error:
             for one in error.errors:
                 self._note(str(one), name)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.core import load_toml
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 AGENT = Path(__file__).resolve().parents[1] / "zo_sweeps_agent"
 REPO = AGENT.parents[2]
@@ -24,6 +26,18 @@ FILES = (
 )
 OF_AGENT = ("__init__", "agent_facts", "codes", "command", "known_answers", "lease_contents", "protocol")
 NOT = {"model.safetensors"}
+NOT_MEMBERS = ("zo_sweeps.command", "zo_sweeps.benchmark")
+
+
+class Members(MetadataHookInterface):
+    """Offers the members of the axes that the packages in the wheel have, and not their commands."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        for package in ("edge", "league"):
+            offered = load_toml(str(REPO / f"packages/{package}/pyproject.toml"))["project"]["entry-points"]
+            metadata.setdefault("entry-points", {}).update(
+                {group: points for group, points in offered.items() if group not in NOT_MEMBERS}
+            )
 
 
 class Files(BuildHookInterface[Any]):
@@ -32,12 +46,13 @@ class Files(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         whole = REPO / "zo_sweeps"
         edge = REPO / "packages/edge/zo_sweeps_edge"  # programs of trials, where the board has torch and ExecuTorch
+        league = REPO / "packages/league/zo_sweeps_league"
         paths = {whole / f"{file}.py": f"zo_sweeps/{file}.py" for file in FILES}
         paths |= {AGENT / f"{file}.py": f"zo_sweeps_agent/{file}.py" for file in OF_AGENT}
         paths |= {REPO / "LICENSE": "zo_sweeps/LICENSE", AGENT / "__main__.py": "zo_sweeps/__main__.py"}
         folders = {whole / name: f"zo_sweeps/{name}" for name in FOLDERS}
         folders |= {REPO / "conf/device": "zo_sweeps/conf/device"}
-        folders |= {AGENT / "agent": "zo_sweeps_agent/agent", edge: "zo_sweeps_edge"}
+        folders |= {AGENT / "agent": "zo_sweeps_agent/agent", edge: "zo_sweeps_edge", league: "zo_sweeps_league"}
         for folder, there in folders.items():
             for path in folder.rglob("*"):
                 if path.is_file() and path.parent.name != "__pycache__" and path.name not in NOT:

@@ -1,4 +1,4 @@
-"""Bases of members: directions over the whole vector; directions in factors, some of them orthonormal for a window."""
+"""Bases of members: directions over the whole vector; directions in factors, some of which are held for a window."""
 
 from __future__ import annotations
 
@@ -46,30 +46,6 @@ class Factored(FactoredPerturbation):
         return noise.each([(key, f"{name}/slip" if self.slips(key) else name) for key in keys], shape, device)
 
 
-Bases = dict[tuple[NoiseKey, str, "torch.device"], "Tensor"]
-
-
 def window(key: NoiseKey, interval: int) -> NoiseKey:
     """Return the address of what is drawn once for steps 1 .. interval, then interval + 1 .. 2 interval, ...."""
     return key._replace(step=key.step - (key.step - 1) % interval)
-
-
-def orthonormal(kept: Bases, key: NoiseKey, name: str, rows: int, rank: int, device: torch.device) -> Tensor:
-    """Return [rows, rank] with orthonormal columns, uniform (Haar) over such matrices; rank is at most rows.
-
-    The Q of a Gaussian matrix's QR factors, with the signs that make R's diagonal positive. `kept` holds it until a
-    matrix of another step or seed is asked for. Cost: 2 rows rank^2 operations, once.
-    """
-    address = (key, name, torch.device(device))
-    if address not in kept:
-        for old in [old for old in kept if old[0][:2] != key[:2]]:
-            del kept[old]
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # so that the last bits don't depend on their number
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                Q, R = torch.linalg.qr(noise.gaussian(key, name, torch.Size((rows, rank)), device))
-                kept[address] = Q * R.diagonal().sign()
-        finally:
-            torch.set_num_threads(threads)
-    return kept[address]

@@ -19,39 +19,16 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.direction import ghat
-from zo_sweeps.engine.estimators import kerzoo
-from zo_sweeps.engine.estimators.best_of import BestOf
-from zo_sweeps.engine.estimators.fzoo import FZOO
-from zo_sweeps.engine.estimators.kerzoo import KerZOO
 from zo_sweeps.engine.estimators.rge import RGE
-from zo_sweeps.engine.estimators.rge_curved import RGECurved
-from zo_sweeps.engine.estimators.rge_guided import RGEGuided
-from zo_sweeps.engine.estimators.rge_per_row import RGEPerRow
-from zo_sweeps.engine.estimators.rloo import RLOO
 from zo_sweeps.engine.evaluate import evaluate
-from zo_sweeps.engine.perturbations.cone import Cone
-from zo_sweeps.engine.perturbations.curvature import Curvature
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
-from zo_sweeps.engine.perturbations.guided import Guided
-from zo_sweeps.engine.perturbations.layers import Layers
-from zo_sweeps.engine.perturbations.loren import LOREN
 from zo_sweeps.engine.perturbations.low_rank import LowRank
 from zo_sweeps.engine.perturbations.one_stream import OneStream
-from zo_sweeps.engine.perturbations.projected import Projected
-from zo_sweeps.engine.perturbations.signs import Signs
-from zo_sweeps.engine.perturbations.small_weights import SmallWeights
-from zo_sweeps.engine.perturbations.subspace import Subspace
-from zo_sweeps.engine.perturbations.tezo import TeZO
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.step import Method, RunState, step
 from zo_sweeps.engine.train import Scores, StepDone, train
-from zo_sweeps.engine.updates.adamezo import AdaMeZO
-from zo_sweeps.engine.updates.low_rank_momentum import LowRankMomentum
-from zo_sweeps.engine.updates.meazo import MEAZO
 from zo_sweeps.engine.updates.momentum import Momentum
-from zo_sweeps.engine.updates.mopi import leading
-from zo_sweeps.engine.updates.muon import Muon, orthogonalized
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import CURVATURE, SCOUTS, Estimator
 from zo_sweeps.methods.evaluation import Mode
@@ -59,6 +36,29 @@ from zo_sweeps.methods.perturbation import Perturbation, Reads
 from zo_sweeps.methods.points import Estimate, Layout, NoiseKey
 from zo_sweeps.methods.space import FullModel
 from zo_sweeps.methods.update import Update
+from zo_sweeps_league.estimators import kerzoo
+from zo_sweeps_league.estimators.best_of import BestOf
+from zo_sweeps_league.estimators.fzoo import FZOO
+from zo_sweeps_league.estimators.kerzoo import KerZOO
+from zo_sweeps_league.estimators.rge_curved import RGECurved
+from zo_sweeps_league.estimators.rge_guided import RGEGuided
+from zo_sweeps_league.estimators.rge_per_row import RGEPerRow
+from zo_sweeps_league.estimators.rloo import RLOO
+from zo_sweeps_league.perturbations.cone import Cone
+from zo_sweeps_league.perturbations.curvature import Curvature
+from zo_sweeps_league.perturbations.guided import Guided
+from zo_sweeps_league.perturbations.layers import Layers
+from zo_sweeps_league.perturbations.loren import LOREN
+from zo_sweeps_league.perturbations.projected import Projected
+from zo_sweeps_league.perturbations.signs import Signs
+from zo_sweeps_league.perturbations.small_weights import SmallWeights
+from zo_sweeps_league.perturbations.subspace import Subspace
+from zo_sweeps_league.perturbations.tezo import TeZO
+from zo_sweeps_league.updates.adamezo import AdaMeZO
+from zo_sweeps_league.updates.low_rank_momentum import LowRankMomentum
+from zo_sweeps_league.updates.meazo import MEAZO
+from zo_sweeps_league.updates.mopi import leading
+from zo_sweeps_league.updates.muon import Muon, orthogonalized
 
 pytestmark = pytest.mark.unit
 CPU = torch.device("cpu")

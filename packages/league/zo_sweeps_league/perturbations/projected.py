@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from zo_sweeps.engine.later import Tensor, noise, torch
-from zo_sweeps.engine.perturbations._bases import Bases, Factored, orthonormal, window
+from zo_sweeps.engine.perturbations._bases import Factored, window
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.points import Layout, NoiseKey
+from zo_sweeps_league.perturbations._bases import Bases, orthonormal
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, noise
 from zo_sweeps.engine.direction import bases_of_inputs, digest_of
 from zo_sweeps.engine.estimators.rge import RGE
-from zo_sweeps.engine.estimators.rge_curved import RGECurved
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
-from zo_sweeps.engine.perturbations.agzo import AGZO
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.replay import Data, replay
 from zo_sweeps.engine.schedules.linear import Linear
@@ -32,6 +30,8 @@ from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import FullModel
+from zo_sweeps_league.estimators.rge_curved import RGECurved
+from zo_sweeps_league.perturbations.agzo import AGZO
 
 pytestmark = pytest.mark.unit
 KEY = NoiseKey(4, 1, 0)
