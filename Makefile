@@ -53,6 +53,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed $(wildcard packages/*/pyproject.toml)
-	@echo "[+] test tools, the extras [agents], [demo], [edge] and [rtl], and packages/"
-	@$(PIP) --constraint constraints.txt --editable '.[agents,demo,edge,rtl]' $(patsubst %,--editable %,$(wildcard packages/*)) --group dev
+	@echo "[+] test tools, the extras [agents], [demo], [edge], [federated] and [rtl], and packages/"
+	@$(PIP) --constraint constraints.txt --editable '.[agents,demo,edge,federated,rtl]' $(patsubst %,--editable %,$(wildcard packages/*)) --group dev
 	@touch $@

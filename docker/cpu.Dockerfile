@@ -17,7 +17,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY conf ./conf
 COPY zo_sweeps ./zo_sweeps
 COPY packages/agent ./packages/agent
-RUN pip install --no-cache-dir --constraint constraints.txt . ./packages/agent
+COPY packages/federated ./packages/federated
+RUN pip install --no-cache-dir --constraint constraints.txt . ./packages/agent ./packages/federated
 
 # The user's id must own the host's files that are mounted as secrets.
 ARG UID=1000

@@ -72,7 +72,7 @@ STANDARD_LIBRARY = set(sys.stdlib_module_names)
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 PACKAGES = [PACKAGE, *sorted(REPO.glob("packages/*/zo_sweeps_*"))]
 # Distributions of their own, found by entry points -> those of them that they import.
-APART: dict[str, set[str]] = {"agent": {"edge"}, "demo": set(), "edge": set(), "rtl": set()}
+APART: dict[str, set[str]] = {"agent": {"edge"}, "demo": set(), "edge": set(), "federated": set(), "rtl": set()}
 
 
 @cache

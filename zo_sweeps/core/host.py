@@ -116,6 +116,11 @@ EXTRAS = (
         "zo_sweeps_edge",
         {"runtime": ("executorch",), "command": ("export-program",), "benchmark": ("programs",)},
     ),
+    Extra(
+        "federated",
+        "zo_sweeps_federated",
+        {"kind": ("federated", "fedavg"), "perturbation": ("seed_pool", "seed_pool_pro")},
+    ),
     Extra("rtl", "zo_sweeps_rtl", {"kind": ("synthesis",), "command": ("rtl",)}),
 )
 

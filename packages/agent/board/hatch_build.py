@@ -32,12 +32,13 @@ class Files(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         whole = REPO / "zo_sweeps"
         edge = REPO / "packages/edge/zo_sweeps_edge"  # programs of trials, where the board has torch and ExecuTorch
+        federated = REPO / "packages/federated/zo_sweeps_federated"  # a board is a client of rows that it keeps
         paths = {whole / f"{file}.py": f"zo_sweeps/{file}.py" for file in FILES}
         paths |= {AGENT / f"{file}.py": f"zo_sweeps_agent/{file}.py" for file in OF_AGENT}
         paths |= {REPO / "LICENSE": "zo_sweeps/LICENSE", AGENT / "__main__.py": "zo_sweeps/__main__.py"}
         folders = {whole / name: f"zo_sweeps/{name}" for name in FOLDERS}
         folders |= {REPO / "conf/device": "zo_sweeps/conf/device"}
-        folders |= {AGENT / "agent": "zo_sweeps_agent/agent", edge: "zo_sweeps_edge"}
+        folders |= {AGENT / "agent": "zo_sweeps_agent/agent", edge: "zo_sweeps_edge", federated: "zo_sweeps_federated"}
         for folder, there in folders.items():
             for path in folder.rglob("*"):
                 if path.is_file() and path.parent.name != "__pycache__" and path.name not in NOT:
