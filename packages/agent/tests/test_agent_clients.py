@@ -20,10 +20,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.schedule.test_client_processes import served
 
 from agents import Cable, Head, free_port, head, wait
 from boards import Board, write_profile
+from test_client_processes import served
 from tests.fleet.machines import machines, zo
 from tests.run.common import GRID, LEFT_OUT, SMALL, TINY, client_files, make, measured, run
 from zo_sweeps.core.events import PeerLost, PeersReady, only
