@@ -49,11 +49,11 @@ class Kind(Definition):
         return self
 
     def problems(self, config: TrialConfig) -> Iterable[str]:
-        """Return every reason why a trial of this kind cannot run on any machine, besides those of all kinds."""
+        """Return every reason of its own why a trial cannot run on any machine; see `plan.compatible`."""
         return ()
 
     def with_files(self, config: TrialConfig, look: bool) -> tuple[Kind, str]:
-        """Return the kind with the fingerprints of its own files, and why one is not known; without `look`, with none.
+        """Return (the kind with the fingerprints of its own files, why one is not known); not `look`: with none.
 
         Raises UserError for a malformed file.
         """
@@ -64,7 +64,7 @@ class Kind(Definition):
         return {}
 
     def remarks(self, config: TrialConfig, folder: Path | None) -> list[str]:
-        """Return its remarks on a planned trial whose rows are in `folder`; None: not in a local one.
+        """Return its remarks for a plan; `folder` holds the task's rows, None: they are on the hub or absent.
 
         Raises UserError for rows that it cannot use.
         """
@@ -72,7 +72,7 @@ class Kind(Definition):
 
     @property
     def shared_steps(self) -> SharedSteps | None:
-        """How processes share its steps, where that is not by the points of each; None: by points, if at all."""
+        """How processes share its steps in another way than by points; None: by points, if at all."""
         return None
 
     @classmethod

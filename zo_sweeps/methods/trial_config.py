@@ -115,7 +115,7 @@ class TrialConfig:
         return fingerprint(self.identity(of))
 
     def with_files(self, look: bool) -> tuple[TrialConfig, str]:
-        """Return it with what its kind's `with_files` returns."""
+        """Return (the configuration with the kind that `Kind.with_files` returns, why a file is not known)."""
         kind, why = self.method.kind.with_files(self, look)
         return (self if kind is self.method.kind else replace(self, method=replace(self.method, kind=kind))), why
 
