@@ -53,6 +53,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt packages/league/pyproject.tom
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed $(wildcard packages/*/pyproject.toml)
-	@echo "[+] test tools, the extras [agents], [demo], [edge] and [rtl], and packages/"
-	@$(PIP) --constraint constraints.txt --editable '.[agents,demo,edge,league,rtl]' $(patsubst %,--editable %,$(wildcard packages/*)) --group dev
+	@echo "[+] test tools, the extras [agents], [demo], [edge], [federated], [league] and [rtl], and packages/"
+	@$(PIP) --constraint constraints.txt --editable '.[agents,demo,edge,federated,league,rtl]' $(patsubst %,--editable %,$(wildcard packages/*)) --group dev
 	@touch $@

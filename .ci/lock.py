@@ -31,7 +31,8 @@ def resolve(python: str) -> dict[str, str]:
         run = [f"{folder}/bin/python", "-m", "pip", "install", "--quiet"]
         subprocess.run([*run, "--upgrade", "pip"], check=True)
         report = f"{folder}/report.json"
-        wanted = [TORCH, f"{ROOT}[agents,demo,edge,league,rewards,rtl,tensorboard,wandb]", *PACKAGES, "--group", "dev"]
+        root = f"{ROOT}[agents,demo,edge,federated,league,rewards,rtl,tensorboard,wandb]"
+        wanted = [TORCH, root, *PACKAGES, "--group", "dev"]
         subprocess.run(
             [*run, "--dry-run", "--report", report, *wanted],
             check=True,

@@ -17,8 +17,9 @@ COPY pyproject.toml README.md LICENSE ./
 COPY conf ./conf
 COPY zo_sweeps ./zo_sweeps
 COPY packages/agent ./packages/agent
+COPY packages/federated ./packages/federated
 COPY packages/league ./packages/league
-RUN pip install --no-cache-dir --constraint constraints.txt . ./packages/agent ./packages/league
+RUN pip install --no-cache-dir --constraint constraints.txt . ./packages/agent ./packages/federated ./packages/league
 
 # The user's id must own the host's files that are mounted as secrets.
 ARG UID=1000

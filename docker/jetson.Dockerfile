@@ -23,8 +23,9 @@ COPY pyproject.toml README.md LICENSE ./
 COPY conf ./conf
 COPY zo_sweeps ./zo_sweeps
 COPY packages/agent ./packages/agent
+COPY packages/federated ./packages/federated
 COPY packages/league ./packages/league
-RUN /opt/venv/bin/pip install --no-cache-dir --constraint jetson.txt . ./packages/agent ./packages/league
+RUN /opt/venv/bin/pip install --no-cache-dir --constraint jetson.txt . ./packages/agent ./packages/federated ./packages/league
 
 # bitsandbytes' own wheel is linked with a server's CUDA: here it imports, and its first kernel fails.
 ADD https://github.com/bitsandbytes-foundation/bitsandbytes.git#0.50.2 /opt/bitsandbytes

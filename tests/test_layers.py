@@ -75,7 +75,14 @@ ENGINE = [(file, PACKAGE) for file in FILES if file.startswith("engine/")]
 ENGINE += [(path.relative_to(LEAGUE).as_posix(), LEAGUE) for path in sorted(LEAGUE.rglob("*.py"))]
 PACKAGES = [PACKAGE, *sorted(REPO.glob("packages/*/zo_sweeps_*"))]
 # Distributions of their own, found by entry points -> those of them that they import.
-APART: dict[str, set[str]] = {"agent": {"edge"}, "demo": set(), "edge": set(), "league": set(), "rtl": set()}
+APART: dict[str, set[str]] = {
+    "agent": {"edge"},
+    "demo": set(),
+    "edge": set(),
+    "federated": set(),
+    "league": set(),
+    "rtl": set(),
+}
 
 
 @cache

@@ -16,6 +16,7 @@ import pytest
 from tests.cli.common import ENVIRONMENT, zo
 from tests.plan.common import changed, write_grid
 from zo_sweeps.cli.main import commands, main
+from zo_sweeps.config import composer
 from zo_sweeps.methods import registry
 
 HERE = "<tmp>"  # stands for the test's folder
@@ -364,16 +365,35 @@ def test_a_closed_pipe_is_not_an_error(place: Path) -> None:
     assert done.stderr == ""
 
 
-def test_without_the_package_a_command_and_a_grid_say_what_to_install(
-    capsys: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _no_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """None of packages/ is installed."""
     monkeypatch.setattr(registry, "offered", lambda group: {})
     monkeypatch.setattr(registry, "_names", registry._names.__wrapped__)  # which keeps what it was told
+    composer._registered = []  # what Hydra was told is another then, and after the test
+    yield
+    composer._registered = []
+
+
+@pytest.mark.usefixtures("_no_packages")
+def test_without_the_package_a_command_and_a_grid_say_what_to_install(
+    capsys: pytest.CaptureFixture[str], place: Path
+) -> None:
     for words in (["rtl", "--out", "x"], ["plan", "+grid=pezo_table6"], ["+grid=pezo_table6"]):
         assert main(words) == 2
         line = capsys.readouterr().err
         assert line.startswith("zo_sweeps: zo-sweeps-rtl is not installed, which brings the ")
         assert "; pip install 'zo-sweeps[rtl]'" in line
+    bare = "+grid=quickstart", "grid.relabel=true"
+    for words, what in {
+        ("method=decomfl",): "the kind 'federated' in method/decomfl.yaml",
+        ("method=fedavg_lora",): "the kind 'fedavg' in method/fedavg_lora.yaml",
+        ("method=fedkseed",): "the perturbation 'seed_pool'",
+        ("method=mezo", "perturbation=seed_pool_pro"): "the perturbation 'seed_pool_pro' in the command line",
+    }.items():
+        assert main(["plan", *bare, *words]) == 2
+        assert f"zo-sweeps-federated is not installed, which brings {what}" in (line := capsys.readouterr().err)
+        assert "; pip install 'zo-sweeps[federated]'" in line
     assert main(["papers", "pezo/table6"]) == 0
     assert "pip install 'zo-sweeps[rtl]'" in capsys.readouterr().out
     for words in (["plan", "+grid=league"], ["plan", "+grid.entrants.lozo_m={}"], ["plan", "update=muon"]):

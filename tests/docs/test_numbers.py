@@ -461,5 +461,5 @@ def test_the_profiles_of_the_devices_of_a_paper_have_its_memory() -> None:
 
 def test_bytes_that_flower_adds_are_those_measured() -> None:
     row = one(bench("flower"), "beyond polls: a question")
-    check(sentence("CLUSTER", r"adds ([\d.]+) kB per answer"), row["ratio"])
+    check(sentence("../packages/federated/README", r"adds ([\d.]+) kB per answer"), row["ratio"])
     assert row["detail"]["same weights"]

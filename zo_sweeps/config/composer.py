@@ -350,8 +350,8 @@ def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> Use
         group, _, name = found[1].rpartition("/")
         listed = re.search(r"Available options in '[^']*':\n((?:\t.+\n?)*)", text)
         choices = listed[1].split() if listed else ()
-        absent = registry.absent(group, name, locate(group))
-        return absent or unknown(group or "configuration", name, choices, where=locate(found[1]))
+        where = locate(found[1])
+        return registry.absent(group, name, where) or unknown(group or "configuration", name, choices, where=where)
     if found := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
         group = found[1].split("@")[0]
         given = next((text for text in overrides if text.startswith(f"{group}=")), f"{group}=NAME")

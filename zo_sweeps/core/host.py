@@ -117,6 +117,11 @@ EXTRAS = (
         {"runtime": ("executorch",), "command": ("export-program",), "benchmark": ("programs",)},
     ),
     Extra(
+        "federated",
+        "zo_sweeps_federated",
+        {"kind": ("federated", "fedavg"), "perturbation": ("seed_pool", "seed_pool_pro")},
+    ),
+    Extra(
         "league",
         "zo_sweeps_league",
         {

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.core.host import version_of
+from zo_sweeps.core.trial import SharedSteps
 from zo_sweeps.methods.definition import Definition
 from zo_sweeps.methods.precision import Precision
+
+if TYPE_CHECKING:
+    from zo_sweeps.methods.trial_config import TrialConfig
 
 PARTS = 8  # of a minibatch's rows, and of its logits, in a layerwise step
 
@@ -42,6 +47,33 @@ class Kind(Definition):
     def with_versions(self, versions: Sequence[str]) -> Kind:
         """Return the kind with the versions of its tools, for those that have any."""
         return self
+
+    def problems(self, config: TrialConfig) -> Iterable[str]:
+        """Return every reason of its own why a trial cannot run on any machine; see `plan.compatible`."""
+        return ()
+
+    def with_files(self, config: TrialConfig, look: bool) -> tuple[Kind, str]:
+        """Return (the kind with the fingerprints of its own files, why one is not known); not `look`: with none.
+
+        Raises UserError for a malformed file.
+        """
+        return self, ""
+
+    def files_read(self, config: TrialConfig) -> Mapping[str, str]:
+        """Return file -> fingerprint of its own files, as `with_files` found them."""
+        return {}
+
+    def remarks(self, config: TrialConfig, folder: Path | None) -> list[str]:
+        """Return its remarks for a plan; `folder` holds the task's rows, None: they are on the hub or absent.
+
+        Raises UserError for rows that it cannot use.
+        """
+        return []
+
+    @property
+    def shared_steps(self) -> SharedSteps | None:
+        """How processes share its steps in another way than by points; None: by points, if at all."""
+        return None
 
     @classmethod
     def installed_tools(cls) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,11 @@ class TrialConfig:
     def trial_id(self, of: Callable[[Any], Any] = counted) -> str:
         """Return the fingerprint of `identity`."""
         return fingerprint(self.identity(of))
+
+    def with_files(self, look: bool) -> tuple[TrialConfig, str]:
+        """Return (the configuration with the kind that `Kind.with_files` returns, why a file is not known)."""
+        kind, why = self.method.kind.with_files(self, look)
+        return (self if kind is self.method.kind else replace(self, method=replace(self.method, kind=kind))), why
 
     @property
     def own_objective(self) -> type[Definition] | None:

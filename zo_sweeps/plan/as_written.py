@@ -9,7 +9,6 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridConfig
 from zo_sweeps.core.fingerprint import fingerprint
-from zo_sweeps.methods.client_rounds import OfClients
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.parts import Device, Model, ModelSource, Train
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -122,7 +121,7 @@ def _comparable(config: TrialConfig) -> str:
     What successive halving stopped is in a footnote of the cell; the trial that it selected ran in full.
     """
     bare = replace(
-        config,
+        config.with_files(look=False)[0],
         seed=0,
         device=ANYWHERE,
         model=replace(config.model, fingerprint=""),
@@ -131,8 +130,6 @@ def _comparable(config: TrialConfig) -> str:
         data=replace(config.data, text_fingerprint=""),
         train=replace(config.train, halving=(), halving_keep=Train.halving_keep, halving_among=""),
     )
-    if isinstance(kind := config.method.kind, OfClients):
-        bare = replace(bare, method=replace(config.method, kind=replace(kind, rows=())))
     model: Mapping[str, Any] = write(config.model)
     shape = {key: model[key] for key in ("source", "path", "revision", "arch", "seed")}
     return fingerprint([bare.identity(), shape])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +16,7 @@ from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.devices.kernels import troubles
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.client_rounds import OfClients
 from zo_sweeps.methods.definition import identity, write
-from zo_sweeps.methods.estimator import ClippedDirections
-from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.task import CHAT
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts
 from zo_sweeps.methods.update import Update
@@ -28,19 +24,9 @@ from zo_sweeps.models.identity import ModelStatus, status
 from zo_sweeps.plan.compatible import check_model, is_corrected, trainable_of
 from zo_sweeps.plan.planned_memory import RowTokens, gold_only, memory_of, tokens_forwarded, too_long
 from zo_sweeps.plan.planned_work import work_of
-from zo_sweeps.tasks.data import (
-    DataStatus,
-    check,
-    column_of,
-    drawn_marks,
-    facts,
-    load_splits,
-    paths_of_clients,
-    rows_of_clients,
-)
+from zo_sweeps.tasks.data import DataStatus, check, drawn_marks, facts
 from zo_sweeps.tasks.encode import room_of
 from zo_sweeps.tasks.kinds.verified import Verified
-from zo_sweeps.tasks.shards import by_source
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import chat_of
 
@@ -126,7 +112,7 @@ class Places:
         config, missing_text = self._with_sources(config, model)
         config = replace(config, task=self._identified(config.task, fingerprint=data.fingerprint))
         reasons = [*_refused(config), *(status.why for status in (model, data) if not status.available)]
-        config, missing_rows = _with_rows(config, data)
+        config, missing_rows = config.with_files(data.available)
         reasons += [missing for missing in (missing_text, missing_rows) if missing]
         if self._here and config.precision.coded and (trouble := troubles().get(config.precision.name)):
             reasons.append(f"weights cannot be stored as {config.precision.name} on this machine: {trouble}")
@@ -163,11 +149,7 @@ class Places:
         if trainable and kind.estimates and (directions := config.perturbation.directions(trainable)) is not None:
             notes += remarks([{"directions": directions}])
         notes += remarks([config.departures])
-        if isinstance(kind, Federated) and kind.files and math.isinf(config.estimator.bound):
-            clips = isinstance(config.estimator, ClippedDirections)
-            own = "" if clips else f"estimator={config.estimator.name} has no bound: take estimator=rge, and "
-            what = "nothing bounds how far the losses that one client sends move the weights"
-            notes.append(f"{what}: {own}set estimator.clip")
+        notes += kind.remarks(config, data.folder)
         if not kind.generates and data.marks:
 
             def of_rows() -> list[str]:
@@ -175,10 +157,6 @@ class Places:
                 return remarks([facts(spec, drawn_marks(spec, config.task, split, data.marks))], of_data=True)
 
             notes += self._once((id(data), split), of_rows)
-        if isinstance(kind, Federated) and kind.by and data.folder is not None:
-            sources = column_of(load_splits(_spec(config), config.task, config.data.dir, split).train, kind.by)
-            if kind.alpha is None:
-                by_source(sources, kind.clients)
         if not kind.generates:
             notes += _not_read(config, model, data)
         dev = min(split.dev, config.task.dev_size or split.dev)
@@ -286,17 +264,6 @@ class Places:
 
 def _with_keys(looked: Availability) -> Availability:
     return replace(looked, warm_key=warm_key(looked.config), memory_key=memory_key(looked.config))
-
-
-def _with_rows(config: TrialConfig, data: DataStatus) -> tuple[TrialConfig, str]:
-    """Return (the configuration with the fingerprints of the clients' own rows, why one is not known)."""
-    kind = config.method.kind
-    if not isinstance(kind, OfClients):
-        return config, ""
-    known: tuple[tuple[str, ...], str] = (), ""
-    if kind.files and data.available:
-        known = rows_of_clients(paths_of_clients(config.task, config.data.dir, kind.files, kind.clients), _spec(config))
-    return replace(config, method=replace(config.method, kind=replace(kind, rows=known[0]))), known[1]
 
 
 def _spec(config: TrialConfig) -> TaskSpec:

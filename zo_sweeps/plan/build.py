@@ -22,7 +22,6 @@ from zo_sweeps.core.trial import SharedSteps, Trial
 from zo_sweeps.devices.speed import format_times
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.evaluation import Restore
-from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.parts import ModelSource, Train
 from zo_sweeps.methods.precision import FASTEST
 from zo_sweeps.methods.trial_config import TrialConfig
@@ -277,8 +276,8 @@ def _shared_steps(config: TrialConfig) -> SharedSteps | None:
     kind = config.method.kind
     if not kind.estimates:
         return None
-    if isinstance(kind, Federated):
-        return SharedSteps(0, clients=kind.clients, rows=kind.rows)
+    if kind.shared_steps is not None:
+        return kind.shared_steps
     why = ""
     if config.evaluation.restore is Restore.IN_PLACE:
         why = "evaluation.restore=in_place, unlike exact, leaves rounding in theta at every point"

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
-from zo_sweeps.methods.client_rounds import OfClients
 from zo_sweeps.methods.definition import write
-from zo_sweeps.methods.estimator import ClippedDirections
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kind import Kind
-from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.metric import Of
 from zo_sweeps.methods.objective import OWN, Objective
 from zo_sweeps.methods.perturbation import Reads
@@ -34,7 +31,8 @@ def incompatible(config: TrialConfig) -> list[str]:
     """Return every reason why a configuration cannot run on any machine."""
     if (wrong := [*_circuit(config)]) or not config.method.kind.of_model:
         return wrong
-    rules = (_prompt, _estimation, _clients, _objective, _measuring, _training, _codes, _theta, _halving)
+    own = config.method.kind.problems
+    rules = (_prompt, _estimation, own, _objective, _measuring, _training, _codes, _theta, _halving)
     return [*chain.from_iterable(rule(config) for rule in rules)]
 
 
@@ -131,59 +129,6 @@ def _prompt(config: TrialConfig) -> Iterator[str]:
     """Yield the problem of a system text that no chat begins with."""
     if config.prompt.system and config.prompt.name != CHAT:
         yield f"prompt.system is a turn of a chat: use prompt={CHAT}, not {config.prompt.name}"
-
-
-def _clients(config: TrialConfig) -> Iterator[str]:
-    """Yield the problems of rows that are divided among clients, and of the steps that these take."""
-    kind, train = config.method.kind, config.train
-    if not isinstance(kind, OfClients):
-        return
-    if config.objective.generates:
-        yield f"train.objective={train.objective} generates, and clients compute losses of given answers: leave it out"
-    if kind.files and config.space.needs_gradients and not config.space.of_text:
-        yield f"space {config.space.name!r} takes its mask from training rows, which the clients keep: use source=text"
-    if kind.files and (kind.by or kind.alpha is not None):
-        name = "by" if kind.by else "alpha"
-        yield f"method.{name} divides rows that method.files has divided: leave one of them out"
-    unlabelled = config.task.kind.predicts is not Of.LABELS or config.task.kind.own_options
-    if kind.alpha is not None and not kind.by and unlabelled:
-        yield f"method.alpha divides rows by label, and task {config.task.name} has no labels: leave it out"
-    if kind.estimates:
-        yield from _scalars(config)
-    elif train.eval_every % kind.local_steps and train.eval_every < train.steps:
-        several = f"train.eval_every={train.eval_every} is no multiple of method.local_steps={kind.local_steps}"
-        yield f"{several}: weights are averaged, and can be scored, at the end of a round"
-
-
-def _scalars(config: TrialConfig) -> Iterator[str]:
-    """Yield the problems of steps whose coefficients clients compute, each on rows of its own."""
-    kind, estimator, update = config.method.kind, config.estimator, config.update
-    assert isinstance(kind, Federated)
-    what = f"method.kind={kind.name}"
-    if kind.own_directions and estimator.budget != kind.present:
-        yield (
-            f"method.own_directions gives each of method.present={kind.present} clients a direction: "
-            f"estimator.q={kind.present}, not {estimator.budget}"
-        )
-    if estimator.curvature is None or estimator.gives or estimator.owns_rows or estimator.coordinates:
-        yield f"{what} averages coefficients, which estimator={estimator.name} has no mean of; use estimator=rge"
-    if update.state_copies or update.evaluations or update.draws_again:
-        yield f"{what} takes local steps without a state: use update=sgd, not {update.name}"
-    perturbation, reads = config.perturbation, config.perturbation.reads
-    if reads is Reads.LOG and perturbation.steady != kind.local_steps:
-        changes = f"directions of perturbation={perturbation.name} change after {perturbation.steady} steps"
-        yield f"{changes}, and clients learn coefficients after method.local_steps={kind.local_steps}: make them equal"
-    elif reads not in (Reads.NOISE, Reads.LOG):
-        reason = f"directions of perturbation={perturbation.name} depend on {reads.value}"
-        yield f"{what}: {reason}; use perturbation=gaussian"
-    if config.space.renewed_every:
-        yield f"{what} keeps its parameters: space.refresh must be 0"
-    if config.evaluation.restore is Restore.IN_PLACE or config.evaluation.parts:
-        yield f"{what} evaluates a client's rows at once, beside theta: leave evaluation.restore and parts out"
-    if kind.noise and not (isinstance(estimator, ClippedDirections) and estimator.clip):
-        yield "method.noise hides what a row adds if that is bounded: set estimator=rge and estimator.clip"
-    if kind.noise and config.space.needs_gradients and not config.space.of_text:
-        yield f"space {config.space.name!r} takes its mask from training rows, which noise hides: use source=text"
 
 
 def _objective(config: TrialConfig) -> Iterator[str]:

@@ -14,7 +14,6 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import StoredConfig, Trial, parts_of
-from zo_sweeps.methods.client_rounds import OfClients
 from zo_sweeps.methods.definition import convert, hints, write
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Cell, Plan, by_line
@@ -140,10 +139,8 @@ def sources(plan: Plan) -> Sources:
             found[model] = {"": config.model.fingerprint, **identity.files_of(config.model)}
         if task not in found:
             found[task] = {"": config.task.fingerprint, **data.files_of(config.task, config.data.dir)}
-        if isinstance(kind := config.method.kind, OfClients) and kind.rows:
-            files = data.paths_of_clients(config.task, config.data.dir, kind.files, kind.clients)
-            own = dict(zip(map(str, files), kind.rows, strict=True))
-            found.setdefault(f"{task}'s clients", {"": fingerprint([kind.rows]), **own})
+        if own := config.method.kind.files_read(config):
+            found.setdefault(f"{task}'s clients", {"": fingerprint([[*own.values()]]), **own})
     return found
 
 

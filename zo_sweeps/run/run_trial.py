@@ -14,14 +14,12 @@ from zo_sweeps.core.host import provenance
 from zo_sweeps.core.light_client import Away
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.devices.peak_memory import MemoryMeter, is_out_of_memory, set_aside
-from zo_sweeps.engine.peers import Follower
 from zo_sweeps.engine.types import DivergedError
-from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.trial_config import TrialConfig, code_of
 from zo_sweeps.run import workbench
 from zo_sweeps.run.recorder import Nowhere, Recorder
-from zo_sweeps.run.rounds import ClientProcess
 from zo_sweeps.run.runner import PausedError, StoppedError, runner_of
+from zo_sweeps.run.training import ZerothOrderRunner
 from zo_sweeps.run.workbench import Workbench
 
 
@@ -111,24 +109,15 @@ class Following:
 
     def __init__(self, trial: Trial, journal: Sequence[Event]) -> None:
         config = TrialConfig.of(trial.config)
-        bench, kind = Workbench(config, trial.warm_key, Recorder(trial, Nowhere(), journal)), config.method.kind
-        if isinstance(kind, Federated) and kind.files:
-            bench.load_without_rows()
-        else:
-            bench.load()
-        self._space = bench.install()
+        bench = Workbench(config, trial.warm_key, Recorder(trial, Nowhere(), journal))
+        runner = runner_of(config)
+        assert issubclass(runner, ZerothOrderRunner)
+        self._space, self._answer = runner.follower(bench)
         self.ready = bench.agreed(self._space)
-        self._follower: ClientProcess | Follower
-        if isinstance(kind, Federated):
-            self._follower = ClientProcess(bench, self._space, kind)
-        else:
-            self._follower = Follower(
-                bench.method(), bench.model, self._space, bench.losses(self._space), bench.rates(), seed=config.seed
-            )
 
     def answer(self, question: bytes) -> bytes:
-        """Answer a question of the trial's `Team`; see `zo_sweeps.engine.peers` and `zo_sweeps.engine.clients`."""
-        return self._follower.answer(question)
+        """Answer a question of the trial's `Team`; see `zo_sweeps.engine.peers`."""
+        return self._answer(question)
 
     def leave(self) -> None:
         """Restore the model, so that the next trial can use it."""

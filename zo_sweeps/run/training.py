@@ -16,7 +16,7 @@ from zo_sweeps.devices.tensors import Tensors
 from zo_sweeps.engine import first_order
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.first_order import checkpointed
-from zo_sweeps.engine.peers import Team
+from zo_sweeps.engine.peers import Follower, Team
 from zo_sweeps.engine.replay import Data, digest, rebuild
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.train import Evaluated, StepDone, train
@@ -24,12 +24,21 @@ from zo_sweeps.engine.types import DivergedError, Peers
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.packages import GradientMeter
 from zo_sweeps.run.runner import Runner, Work
+from zo_sweeps.run.workbench import Workbench
 
 
 class ZerothOrderRunner(Runner):
     """A zeroth-order trial. Earlier attempts and the weights of an earlier selected step are replayed from its log."""
 
     _team: Team | None = None
+
+    @classmethod
+    def follower(cls, bench: Workbench) -> tuple[InstalledSpace, Callable[[bytes], bytes]]:
+        """Load the model of a trial that another process leads; return its installed space, and what answers it."""
+        bench.load()
+        space, seed = bench.install(), bench.config.seed
+        one = Follower(bench.method(), bench.model, space, bench.losses(space), bench.rates(), seed=seed)
+        return space, one.answer
 
     def run(self) -> None:
         bench, recorder = self.bench, self.recorder

@@ -103,7 +103,7 @@ def check(spec: TaskSpec, task: Task, data_dir: str | None) -> DataStatus:
             if not path.is_file():
                 return DataStatus(False, f"no file {path}")
             stat = path.stat()
-            file_digest, marks[split] = _scanned(path, stat.st_mtime_ns, stat.st_size, spec)
+            file_digest, marks[split] = scanned(path, stat.st_mtime_ns, stat.st_size, spec)
             digest.update(f"{split} {file_digest}\n".encode())
             total += stat.st_size
     mean = total / max(sum(map(len, marks.values())), 1)
@@ -119,41 +119,6 @@ def files_of(task: Task, data_dir: str | None) -> Mapping[str, str]:
     paths = [path_of(folder, split) for split in FILES] if folder is not None else []
     with reading():
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths if path.is_file()}
-
-
-def paths_of_clients(task: Task, data_dir: str | None, files: str, clients: int) -> list[Path]:
-    """Return the files of clients' own rows. Raises UserError for a task without a local folder."""
-    return [path_of(_local(task, data_dir), f"{files}{client}") for client in range(clients)]
-
-
-def rows_of_clients(paths: Sequence[Path], spec: TaskSpec) -> tuple[tuple[str, ...], str]:
-    """Return the fingerprints of clients' own rows, and why one is not known; () with a reason.
-
-    That of a file that stays elsewhere is read from NAME.jsonl.sha256 in its place, in the format of `sha256sum`.
-    Raises UserError for a malformed row, as `check` does, and for anything else in place of a checksum.
-    """
-    known, missing = [], list[Path]()
-    with reading():
-        for path in paths:
-            if path.is_file():
-                stat = path.stat()
-                known.append(_scanned(path, stat.st_mtime_ns, stat.st_size, spec)[0][:DIGITS])
-            elif (note := path.with_name(f"{path.name}.sha256")).is_file():
-                known.append(_noted(note.read_text(encoding="utf-8", errors="replace"), note, path.name))
-            else:
-                missing.append(path)
-    if not missing:
-        return tuple(known), ""
-    first, others = missing[0], f" (nor {len(missing) - 1} others)" if len(missing) > 1 else ""
-    make = f"sha256sum {first.name} > {first.name}.sha256"
-    return (), f"no file {first}{others}, and no fingerprint of it: run `{make}` where it is, and copy the result there"
-
-
-def _noted(text: str, where: Path, name: str) -> str:
-    found = re.fullmatch(r"\\?([0-9a-f]{64}) [ *](.*)\n?", text)
-    if found is None or Path(found[2]).name != name:
-        raise UserError(f"not the SHA-256 of {name}", where=str(where), fix=f"sha256sum {name} > {where.name}")
-    return found[1][:DIGITS]
 
 
 def load_splits(spec: TaskSpec, task: Task, data_dir: str | None, split: Split) -> Splits:
@@ -269,7 +234,7 @@ def read_rows(spec: TaskSpec, task: Task, data_dir: str | None, name: str, plann
 
     Raises UserError as `open_split` does, and if the file's fingerprint is not the `planned` one.
     """
-    path = path_of(_local(task, data_dir), name)
+    path = path_of(local_folder(task, data_dir), name)
     with reading():
         data = path.read_bytes()
     if planned and (here := fingerprint_rows(data)) != planned:
@@ -283,7 +248,7 @@ def fingerprint_rows(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:DIGITS]
 
 
-def _local(task: Task, data_dir: str | None) -> Path:
+def local_folder(task: Task, data_dir: str | None) -> Path:
     folder = _folder(task, data_dir)
     if folder is None:
         raise UserError(f"task {task.name!r} is read from a local folder; set data.dir")
@@ -307,7 +272,7 @@ def path_of(folder: Path, split: str) -> Path:
 
 
 @lru_cache(maxsize=1024)
-def _scanned(path: Path, mtime_ns: int, size: int, spec: TaskSpec) -> tuple[str, list[Mark]]:
+def scanned(path: Path, mtime_ns: int, size: int, spec: TaskSpec) -> tuple[str, list[Mark]]:
     """Return SHA-256 (hex) of a file's bytes and its rows' marks. Raises UserError as `open_split` does."""
     data, marks = path.read_bytes(), list[Mark]()
     for row in _checked(data, path, spec):
@@ -402,14 +367,6 @@ def _questions(gym: Gym) -> Iterator[str]:
             return
     what = f"{gym.dataset} has {len(questions)} questions in {TRIES * wanted} rows, not {wanted}"
     raise UserError(what, where=where, fix="lower train, dev and test, or widen its options")
-
-
-def column_of(rows: Sequence[Row], name: str) -> list[str]:
-    """Return the values of a column that the task itself need not read, as JSON. Raises UserError if a row lacks it."""
-    for row in rows:
-        if name not in row:
-            raise unknown("column", name, row, where="method.by")
-    return [json.dumps(row[name], sort_keys=True) for row in rows]
 
 
 PAIRS = (("test", "train"), ("test", "dev"), ("dev", "train"))

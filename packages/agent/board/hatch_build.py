@@ -33,11 +33,12 @@ class Members(MetadataHookInterface):
     """Offers the members of the axes that the packages in the wheel have, and not their commands."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        for package in ("edge", "league"):
+        members = metadata.setdefault("entry-points", {})
+        for package in ("edge", "federated", "league"):
             offered = load_toml(str(REPO / f"packages/{package}/pyproject.toml"))["project"]["entry-points"]
-            metadata.setdefault("entry-points", {}).update(
-                {group: points for group, points in offered.items() if group not in NOT_MEMBERS}
-            )
+            for group, points in offered.items():
+                if group not in NOT_MEMBERS:
+                    members.setdefault(group, {}).update(points)
 
 
 class Files(BuildHookInterface[Any]):
@@ -46,13 +47,15 @@ class Files(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         whole = REPO / "zo_sweeps"
         edge = REPO / "packages/edge/zo_sweeps_edge"  # programs of trials, where the board has torch and ExecuTorch
+        federated = REPO / "packages/federated/zo_sweeps_federated"  # a board is a client of rows that it keeps
         league = REPO / "packages/league/zo_sweeps_league"
         paths = {whole / f"{file}.py": f"zo_sweeps/{file}.py" for file in FILES}
         paths |= {AGENT / f"{file}.py": f"zo_sweeps_agent/{file}.py" for file in OF_AGENT}
         paths |= {REPO / "LICENSE": "zo_sweeps/LICENSE", AGENT / "__main__.py": "zo_sweeps/__main__.py"}
         folders = {whole / name: f"zo_sweeps/{name}" for name in FOLDERS}
         folders |= {REPO / "conf/device": "zo_sweeps/conf/device"}
-        folders |= {AGENT / "agent": "zo_sweeps_agent/agent", edge: "zo_sweeps_edge", league: "zo_sweeps_league"}
+        folders |= {AGENT / "agent": "zo_sweeps_agent/agent", edge: "zo_sweeps_edge"}
+        folders |= {federated: "zo_sweeps_federated", league: "zo_sweeps_league"}
         for folder, there in folders.items():
             for path in folder.rglob("*"):
                 if path.is_file() and path.parent.name != "__pycache__" and path.name not in NOT:

@@ -23,14 +23,13 @@ import pytest
 
 from agents import Cable, Head, free_port, head, wait
 from boards import Board, write_profile
+from test_client_processes import served
 from tests.fleet.machines import machines, zo
 from tests.run.common import GRID, LEFT_OUT, SMALL, TINY, client_files, make, measured, run
-from tests.schedule.test_client_processes import served
 from zo_sweeps.core.events import PeerLost, PeersReady, only
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.engine.peers import PeerLostError
 from zo_sweeps.record.journal import JournalStore, outcome
-from zo_sweeps.run.privacy import epsilon
 from zo_sweeps.run.run_trial import Following
 from zo_sweeps.schedule.placement import LeaseLostError, Node
 from zo_sweeps_agent.agent import keys
@@ -38,6 +37,7 @@ from zo_sweeps_agent.agent.link import HeadRefusedError, Link
 from zo_sweeps_agent.agent.trials import here
 from zo_sweeps_agent.agents import AgentSlot, Proxies
 from zo_sweeps_agent.leases import FILE
+from zo_sweeps_federated.privacy import epsilon
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
 CLIENTS, STEPS, Q = 3, 6, 2

@@ -12,8 +12,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ScoredTest, only
 from zo_sweeps.core.memory_parts import Part
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.run.rounds import ClientRows
 from zo_sweeps.tasks.encode import EncodedExample
+from zo_sweeps_federated.rounds import ClientRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRAIN = ["update.lr=1e-3", "train.batch=4", "train.steps=4", "train.eval_every=2"]

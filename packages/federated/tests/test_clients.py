@@ -20,14 +20,11 @@ from tests.engine.conftest import make_examples, tiny_model
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import losses, noise
 from zo_sweeps.engine.batch import collate, indices
-from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, declined, received, sent, train_in_rounds
 from zo_sweeps.engine.estimators.rge import RGE
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import Objective, evaluate
 from zo_sweeps.engine.peers import PeerLostError
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
-from zo_sweeps.engine.perturbations.seed_pool import SeedPool
-from zo_sweeps.engine.perturbations.seed_pool_pro import SeedPoolPro
 from zo_sweeps.engine.replay import digest, rebuild
 from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.train import Scores, StepDone, of_batch, train
@@ -35,10 +32,13 @@ from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
-from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import FullModel
+from zo_sweeps_federated.clients import Client, ClientTeam, LocalSteps, declined, received, sent, train_in_rounds
+from zo_sweeps_federated.federated import Federated
+from zo_sweeps_federated.seed_pool import SeedPool
+from zo_sweeps_federated.seed_pool_pro import SeedPoolPro
 from zo_sweeps_league.perturbations.cone import Cone
 
 pytestmark = pytest.mark.unit

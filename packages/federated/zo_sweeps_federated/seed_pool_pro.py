@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import ClassVar
 
-from zo_sweeps.engine.perturbations.seed_pool import SeedPool
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Params, Reads, State
 from zo_sweeps.methods.points import Estimate, NoiseKey
+from zo_sweeps_federated.seed_pool import SeedPool
 
 History = Mapping[int, tuple[float, int]]  # direction of the pool -> sum and number of its |coefficients|
 UNIT = 1 << 30  # the weight of the least probable direction

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.batch import indices
-from zo_sweeps.methods.kinds.federated import Federated
+from zo_sweeps_federated.federated import Federated
 
 
 def uses(

@@ -21,14 +21,14 @@ import pytest
 from tests.run.common import client_files, make, measured, run
 from zo_sweeps.core.events import Event, PeerLost, ScoredTest, Start, Steps, Warned, only
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
-from zo_sweeps.engine.clients import coefficients, received, sent
 from zo_sweeps.engine.peers import PeerLostError
 from zo_sweeps.engine.replay import digest
-from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.record.journal import scalars
-from zo_sweeps.run.privacy import epsilon
 from zo_sweeps.run.run_trial import Following, run_trial
 from zo_sweeps.schedule.executors.inline import ProcessPeer
+from zo_sweeps_federated.clients import coefficients, received, sent
+from zo_sweeps_federated.federated import Federated
+from zo_sweeps_federated.privacy import epsilon
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
 
@@ -114,7 +114,7 @@ def test_clients_with_files_of_their_own_read_no_other_and_exchange_as_many_byte
     trial = make(*SHARED, *client_files(tmp_path, CLIENTS))
     opened = tmp_path / "opened"
     monkeypatch.setenv("ZO_TEST_OPENED", str(opened))
-    peers = [Counted("tests.schedule.opening:run_trial", trial, [], 1) for _ in range(CLIENTS)]
+    peers = [Counted("opening:run_trial", trial, [], 1) for _ in range(CLIENTS)]
     pids = [peer._process.pid for peer in peers]
     try:
         found, journal = served(trial, peers)
@@ -141,7 +141,7 @@ def test_clients_with_files_of_their_own_read_no_other_and_exchange_as_many_byte
     late = Following(trial, [])
     with suppress(ValueError):  # if it has no part in the first round
         late.answer(struct.pack("<I", 0))
-    late._follower._client.catch_up(coefficients(scalars(journal)[0]))
+    late._answer.__self__._client.catch_up(coefficients(scalars(journal)[0]))
     assert digest(late._space.params) == test.weights
     late.leave()
 
@@ -172,7 +172,7 @@ def test_clients_that_send_garbage_pose_as_others_or_have_other_rows_are_named_a
     for answer in forged:
         monkeypatch.setenv("ZO_TEST_READY", honest.ready.hex())
         monkeypatch.setenv("ZO_TEST_ANSWER", answer.hex())
-        peers.append(ProcessPeer("tests.schedule.hostile:run_trial", trial, [], 1))
+        peers.append(ProcessPeer("hostile:run_trial", trial, [], 1))
     peers += [ProcessPeer("zo_sweeps.run.run_trial:run_trial", trial, [], 1) for _ in range(2)]
     honest.leave()  # the leader needs the model
     try:

@@ -4,7 +4,7 @@
     client -> server   f at its points in each of the round's K local steps, 4 bytes each (with noise, coefficients); or
                        why it takes no part; after the last step, the SHA-256 of its weights
 
-The server makes of the losses the coefficients of K steps of the run (see `zo_sweeps.methods.kinds.federated`), which
+The server makes of the losses the coefficients of K steps of the run (see `zo_sweeps_federated.federated`), which
 are its log: a client that missed any number of rounds, or joins late, has the others' weights to the bit once it has
 replayed their coefficients. Nobody sends rows, gradients or weights.
 """
@@ -32,10 +32,10 @@ from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, ev
 from zo_sweeps.engine.types import DivergedError
 from zo_sweeps.methods.estimator import ClippedDirections
 from zo_sweeps.methods.evaluation import Mode
-from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.points import Estimate, Point
 from zo_sweeps.methods.schedule import Rates
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps_federated.federated import Federated
 
 START_SECONDS = 600.0  # for which the first round waits for a client, which may have to fetch its model
 LONGEST = 1000  # bytes of a client's reason

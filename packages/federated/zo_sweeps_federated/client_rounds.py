@@ -1,14 +1,19 @@
-"""What the kinds have in common whose training rows are divided among clients."""
+"""The base of the kinds whose training rows are divided among clients."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.kind import Kind
+from zo_sweeps.methods.metric import Of
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps_federated.client_files import paths_of_clients, rows_of_clients
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,34 @@ class OfClients(Kind):
         if {*"/\\"} & {*self.files}:
             what = f"method.files={self.files!r} is not the beginning of a file's name"
             raise UserError(what, fix="put the files into the task's folder, and leave its name out")
+
+    def problems(self, config: TrialConfig) -> Iterator[str]:
+        """Yield the problems of rows that are divided among clients."""
+        if config.objective.generates:
+            objective = config.train.objective
+            yield f"train.objective={objective} generates, and clients compute losses of given answers: leave it out"
+        if self.files and config.space.needs_gradients and not config.space.of_text:
+            mask = f"space {config.space.name!r} takes its mask from training rows"
+            yield f"{mask}, which the clients keep: use source=text"
+        if self.files and (self.by or self.alpha is not None):
+            name = "by" if self.by else "alpha"
+            yield f"method.{name} divides rows that method.files has divided: leave one of them out"
+        unlabelled = config.task.kind.predicts is not Of.LABELS or config.task.kind.own_options
+        if self.alpha is not None and not self.by and unlabelled:
+            yield f"method.alpha divides rows by label, and task {config.task.name} has no labels: leave it out"
+
+    def with_files(self, config: TrialConfig, look: bool) -> tuple[Kind, str]:
+        rows, why = tuple[str, ...](), ""
+        if self.files and look:
+            spec = TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
+            rows, why = rows_of_clients(paths_of_clients(config.task, config.data.dir, self.files, self.clients), spec)
+        return replace(self, rows=rows), why
+
+    def files_read(self, config: TrialConfig) -> Mapping[str, str]:
+        if not self.rows:
+            return {}
+        paths = paths_of_clients(config.task, config.data.dir, self.files, self.clients)
+        return dict(zip(map(str, paths), self.rows, strict=True))
 
     def rounds(self, steps: int) -> int:
         """Return the rounds of a run of so many steps."""

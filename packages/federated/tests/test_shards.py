@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.tasks.shards import by_source, shards
+from zo_sweeps_federated.shards import by_source, shards
 
 pytestmark = pytest.mark.unit
 LABELS = [row % 3 for row in range(300)]

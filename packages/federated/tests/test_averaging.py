@@ -10,7 +10,6 @@ import torch
 
 from tests.engine.conftest import make_examples, tiny_model
 from zo_sweeps.engine import losses
-from zo_sweeps.engine.averaging import train_averaged
 from zo_sweeps.engine.batch import Batch, collate, indices
 from zo_sweeps.engine.first_order import GradientSteps, train
 from zo_sweeps.engine.losses import token_logprobs
@@ -19,9 +18,10 @@ from zo_sweeps.engine.schedules.linear import Linear
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.sgd import SGD
-from zo_sweeps.methods.kinds.fedavg import FederatedAveraging
 from zo_sweeps.methods.space import FullModel
 from zo_sweeps.methods.update import Update
+from zo_sweeps_federated.averaging import train_averaged
+from zo_sweeps_federated.fedavg import FederatedAveraging
 
 pytestmark = pytest.mark.unit
 STEPS, SEED, LR = 6, 5, 0.05

@@ -18,9 +18,9 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Warned, only
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.engine.batch import indices
-from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.record.journal import scalars
-from zo_sweeps.run.privacy import epsilon, once, uses
+from zo_sweeps_federated.federated import Federated
+from zo_sweeps_federated.privacy import epsilon, once, uses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PRIVATE = [

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
-from zo_sweeps.methods.client_rounds import OfClients
+from zo_sweeps.core.trial import SharedSteps
 from zo_sweeps.methods.definition import option
+from zo_sweeps.methods.estimator import ClippedDirections
+from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kinds.zo import ZerothOrder
+from zo_sweeps.methods.perturbation import Reads
+from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.tasks.data import load_splits
+from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps_federated.client_files import column_of
+from zo_sweeps_federated.client_rounds import OfClients
+from zo_sweeps_federated.shards import by_source
 
 LOSS_BYTES, COEFFICIENT_BYTES = 4, 8  # fp32, as a loss is computed; fp64, as the log has it
 
@@ -58,7 +70,7 @@ class Federated(OfClients, ZerothOrder):
     backpropagation, 2023.
     """
 
-    runner: ClassVar[str] = "zo_sweeps.run.rounds:Rounds"
+    runner: ClassVar[str] = "zo_sweeps_federated.rounds:Rounds"
 
     own_directions: bool = option(False, "a direction per client (FedKSeed); false: they share q directions (DeComFL)")
     noise: float = option(
@@ -68,6 +80,53 @@ class Federated(OfClients, ZerothOrder):
         added=True,
     )
     delta: float = option(1e-5, "delta at which epsilon is measured", above=0, most=0.5, added=True)
+
+    def problems(self, config: TrialConfig) -> Iterator[str]:
+        """Yield the problems of rows that are divided among clients, and of steps whose coefficients these compute."""
+        yield from super().problems(config)
+        estimator, update = config.estimator, config.update
+        what = f"method.kind={self.name}"
+        if self.own_directions and estimator.budget != self.present:
+            yield (
+                f"method.own_directions gives each of method.present={self.present} clients a direction: "
+                f"estimator.q={self.present}, not {estimator.budget}"
+            )
+        if estimator.curvature is None or estimator.gives or estimator.owns_rows or estimator.coordinates:
+            yield f"{what} averages coefficients, which estimator={estimator.name} has no mean of; use estimator=rge"
+        if update.state_copies or update.evaluations or update.draws_again:
+            yield f"{what} takes local steps without a state: use update=sgd, not {update.name}"
+        perturbation, reads = config.perturbation, config.perturbation.reads
+        if reads is Reads.LOG and perturbation.steady != self.local_steps:
+            changes = f"directions of perturbation={perturbation.name} change after {perturbation.steady} steps"
+            learn = f"clients learn coefficients after method.local_steps={self.local_steps}"
+            yield f"{changes}, and {learn}: make them equal"
+        elif reads not in (Reads.NOISE, Reads.LOG):
+            reason = f"directions of perturbation={perturbation.name} depend on {reads.value}"
+            yield f"{what}: {reason}; use perturbation=gaussian"
+        if config.space.renewed_every:
+            yield f"{what} keeps its parameters: space.refresh must be 0"
+        if config.evaluation.restore is Restore.IN_PLACE or config.evaluation.parts:
+            yield f"{what} evaluates a client's rows at once, beside theta: leave evaluation.restore and parts out"
+        if self.noise and not (isinstance(estimator, ClippedDirections) and estimator.clip):
+            yield "method.noise hides what a row adds if that is bounded: set estimator=rge and estimator.clip"
+        if self.noise and config.space.needs_gradients and not config.space.of_text:
+            yield f"space {config.space.name!r} takes its mask from training rows, which noise hides: use source=text"
+
+    def remarks(self, config: TrialConfig, folder: Path | None) -> list[str]:
+        if self.by and folder is not None:
+            spec = TaskSpec.of(config.task, config.prompt.name, config.prompt.system)
+            sources = column_of(load_splits(spec, config.task, config.data.dir, config.split).train, self.by)
+            if self.alpha is None:
+                by_source(sources, self.clients)
+        if not (self.files and math.isinf(config.estimator.bound)):
+            return []
+        clips = isinstance(config.estimator, ClippedDirections)
+        own = "" if clips else f"estimator={config.estimator.name} has no bound: take estimator=rge, and "
+        return [f"nothing bounds how far the losses that one client sends move the weights: {own}set estimator.clip"]
+
+    @property
+    def shared_steps(self) -> SharedSteps:
+        return SharedSteps(0, clients=self.clients, rows=self.rows)
 
     @property
     def batches(self) -> int:

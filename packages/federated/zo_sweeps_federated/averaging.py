@@ -10,8 +10,8 @@ import torch
 from zo_sweeps.engine.batch import Batch
 from zo_sweeps.engine.first_order import GradientSteps, trained
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points
-from zo_sweeps.methods.client_rounds import OfClients
 from zo_sweeps.methods.space import InstalledSpace
+from zo_sweeps_federated.client_rounds import OfClients
 
 
 def train_averaged(

@@ -5,31 +5,32 @@ from __future__ import annotations
 import math
 import random
 import struct
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import PeerLost, PeersReady
-from zo_sweeps.engine.averaging import train_averaged
 from zo_sweeps.engine.batch import indices
-from zo_sweeps.engine.clients import Client, ClientTeam, LocalSteps, declined, received, train_in_rounds
 from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.first_order import GradientSteps
 from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.train import Evaluated, StepDone, of_batch
 from zo_sweeps.engine.types import Peers
-from zo_sweeps.methods.client_rounds import OfClients
-from zo_sweeps.methods.kinds.fedavg import FederatedAveraging
-from zo_sweeps.methods.kinds.federated import Federated
 from zo_sweeps.methods.space import InstalledSpace
-from zo_sweeps.run.privacy import epsilon, once, uses
 from zo_sweeps.run.training import Backpropagation, ZerothOrderRunner
 from zo_sweeps.run.workbench import Workbench, encode_rows
-from zo_sweeps.tasks.data import column_of, load_splits, paths_of_clients, read_rows
+from zo_sweeps.tasks.data import load_splits, read_rows
 from zo_sweeps.tasks.encode import EncodedExample
-from zo_sweeps.tasks.shards import by_source, shards
 from zo_sweeps.tasks.spec import TaskSpec
+from zo_sweeps_federated.averaging import train_averaged
+from zo_sweeps_federated.client_files import column_of, paths_of_clients
+from zo_sweeps_federated.client_rounds import OfClients
+from zo_sweeps_federated.clients import Client, ClientTeam, LocalSteps, declined, received, train_in_rounds
+from zo_sweeps_federated.fedavg import FederatedAveraging
+from zo_sweeps_federated.federated import Federated
+from zo_sweeps_federated.privacy import epsilon, once, uses
+from zo_sweeps_federated.shards import by_source, shards
 
 SEEDED = " seeded"  # how the names of remarks on epsilon end where an attempt's clients were simulated
 
@@ -98,6 +99,17 @@ class Rounds(ZerothOrderRunner):
 
     _clients: ClientTeam | None = None
     _left_out = 0
+
+    @classmethod
+    def follower(cls, bench: Workbench) -> tuple[InstalledSpace, Callable[[bytes], bytes]]:
+        kind = bench.config.method.kind
+        assert isinstance(kind, Federated)
+        if kind.files:
+            bench.load_without_rows()
+        else:
+            bench.load()
+        space = bench.install()
+        return space, ClientProcess(bench, space, kind).answer
 
     def _gather(self, space: InstalledSpace) -> None:
         """Wait for the clients' processes, if they have any."""

@@ -1,0 +1,1 @@
+"""Training over clients that keep their rows and exchange scalars, or weights."""
