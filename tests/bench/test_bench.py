@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -93,7 +94,7 @@ def test_a_row_is_reached_from_the_right_side() -> None:
 
 def test_the_noise_part_is_measured_printed_and_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(engine_parts, "ELEMENTS", 1 << 14)
-    rows = measure.run("noise", rounds=1)
+    rows = [*measure.run("noise", rounds=1)]
     shown = measure.text(rows)
     assert "noise, torch expression (must 1x, aim 1x, limit memory bandwidth)" in shown
     measure.write(rows, tmp_path / "noise.json")
@@ -137,7 +138,22 @@ def test_two_files_are_compared_row_by_row(
 
 def test_an_unknown_part_is_refused_with_the_choices() -> None:
     with pytest.raises(UserError, match="memory"):
-        measure.run("nois", rounds=1)
+        next(measure.run("nois", rounds=1))
+
+
+def test_rows_that_were_measured_before_an_error_are_printed_and_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(rounds: int) -> Iterator[RatioRow]:
+        yield RatioRow("first", 2, "x", 1, 3, "4x")
+        raise RuntimeError("the second")
+
+    monkeypatch.setattr(engine_parts, "noise_rows", broken)
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(RuntimeError, match="the second"):
+        main(["bench", "noise", "--json", str(tmp_path / "noise.json")])
+    assert "ok  first (must 1x, aim 3x, limit 4x)" in capsys.readouterr().out
+    assert [*measure.read(tmp_path / "noise.json")[1]] == ["first"]
 
 
 @pytest.mark.parametrize("part", measure.CHECKOUT)

@@ -187,6 +187,22 @@ def test_the_costs_of_thousands_of_trials_are_those_of_the_measurement() -> None
     check(sentence("SPEED", r"in at most (\d+) MiB"), memory)
 
 
+def test_the_steps_on_a_gpu_are_those_of_the_measurement() -> None:
+    rows, shapes = bench("gpu-h200-steps"), ("OPT-1.3B", "Llama-2-7B", "OPT-13B")
+    for method in ("MeZO", "LOZO"):
+        found = [one(rows, f"{method}, {shape} shape", "the released step") for shape in shapes]
+        measured, limit = goal(f"released {method}'s")
+        check(measured, *(row["ratio"] for row in found))
+        check(limit, *(float(row["limit"].partition("x")[0]) for row in found))
+    loop, step = one(rows, "P-RGE's inner loop"), one(rows, "step over random SqueezeLLM")
+    measured, limit = goal("P-RGE's inner loop")
+    check(measured, loop["ratio"])
+    check(limit.partition(";")[0], float(loop["limit"].partition("x")[0]))
+    measured, limit = goal("step over SqueezeLLM")
+    check(measured, step["ratio"] / 1024)
+    check(limit.partition(":")[0], step["detail"]["inference, MiB"] / 1024)
+
+
 def test_the_ratios_on_a_gpu_are_those_of_the_measurement() -> None:
     rows = bench("gpu-h200")
     shape = "Llama-2-7B shape"

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from pkgutil import resolve_name
@@ -77,8 +77,8 @@ def host() -> dict[str, Any]:
     }
 
 
-def run(part: str, rounds: int) -> list[RatioRow]:
-    """Measure one part, or all parts of the engine; return the rows.
+def run(part: str, rounds: int) -> Iterator[RatioRow]:
+    """Measure one part, or all parts of the engine; yield each row when it is measured.
 
     Raises UserError for an unknown part, and for fewer than one round.
     """
@@ -91,8 +91,10 @@ def run(part: str, rounds: int) -> list[RatioRow]:
         raise UserError(f"--rounds must be at least 1, not {rounds}")
     chosen = ENGINE if part == "all" else (part,)
     if part in offered:
-        return [*registry.load(offered[part])(rounds)]
-    return [row for name in chosen for row in resolve_name(PARTS[name])(rounds)]
+        yield from registry.load(offered[part])(rounds)
+        return
+    for name in chosen:
+        yield from resolve_name(PARTS[name])(rounds)
 
 
 def text(rows: Sequence[RatioRow]) -> str:

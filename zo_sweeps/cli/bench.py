@@ -23,7 +23,7 @@ def bench(given: Sequence[str]) -> int:
     text = "compare: two files that --json wrote, A and B; exits 1 if a goal that A reached is not reached in B"
     parser.add_argument("files", nargs="*", type=expanduser, metavar="FILE", help=text)
     parser.add_argument("--rounds", type=int, default=5, help="repetitions per measurement; the minimum is reported")
-    text = "also write the numbers, with this machine's name, to FILE"
+    text = "also write the numbers, with this machine's name, to FILE: each when it is measured"
     parser.add_argument("--json", type=expanduser, metavar="FILE", help=text)
     options = parser.parse_intermixed_args(list(given))
     if options.part == "compare":
@@ -33,10 +33,12 @@ def bench(given: Sequence[str]) -> int:
         return _compare(one, other, console())
     if options.files:
         raise UserError(f"bench {options.part} takes no files", fix="bench compare A.json B.json does")
-    rows = measure.run(options.part, options.rounds)
-    say(console(), measure.text(rows))
-    if options.json:
-        measure.write(rows, Path(options.json))
+    rows, to = [], console()
+    for row in measure.run(options.part, options.rounds):  # an hour on a cluster's GPU may end before all rows
+        say(to, measure.text([row]))
+        rows.append(row)
+        if options.json:
+            measure.write(rows, Path(options.json))
     return 0
 
 

@@ -241,8 +241,8 @@ class _Forwards:
         ids = INDEX * (3 * tokens * (1 + (points if points > 1 else 0)) + 8 * points * batches.places)
         if moved is None:
             return self._largest(rows, points * batches.places, ids)
-        if points > 1:  # noise, sums and their stack
-            return self._largest(rows, points * batches.places, ids, written=3 * FP32 * points * self.arch.written)
+        if points > 1:  # noise, one by one and together, or together and at each point
+            return self._largest(rows, points * batches.places, ids, written=2 * FP32 * points * self.arch.written)
         return self._largest(rows, batches.places, ids, moved, moved if head_moves else _nothing)
 
     def generation(self, batches: Batches) -> dict[Part, float]:
