@@ -110,7 +110,7 @@ def test_every_row_of_rewards_that_trains_generates_as_many_texts() -> None:
         if kind.trains:
             assert train.batch
             texts = train.steps * train.batch * (kind.answers or config.estimator.evaluations(1))
-            assert texts == 7680, config.method.name
+            assert texts == 2880, config.method.name
 
 
 def test_two_blocks_that_ask_for_the_same_trial_get_one(tmp_path: Path) -> None:
