@@ -236,7 +236,7 @@ def test_no_file_holds_a_key_or_what_the_command_line_said(tmp_path: Path) -> No
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
 
 
-@pytest.mark.long  # of 12 runs beside others, one had other points than the journal
+@pytest.mark.long  # of six runs, one (beside other work) had other points than the journal
 def test_a_service_that_does_not_answer_costs_the_sweep_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

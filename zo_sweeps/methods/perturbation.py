@@ -99,7 +99,7 @@ class Perturbation(Definition):
         raise NotImplementedError
 
     def samples(self, keys: Sequence[NoiseKey], name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        """Return what `sample` returns for each key, [K, *shape]."""
+        """Return what `sample` returns for each key, [K, *shape]: a new tensor, which the caller may overwrite."""
         import torch
 
         return torch.stack([self.sample(key, name, shape, device) for key in keys])
@@ -146,7 +146,7 @@ class FactoredPerturbation(Perturbation):
     def factors_of(
         self, keys: Sequence[NoiseKey], name: str, shape: torch.Size, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Return what `factors` returns for each key, U [K, m, r] and V [K, n, r]."""
+        """Return what `factors` returns for each key, U [K, m, r] and V [K, n, r]: new tensors."""
         import torch
 
         U, V = zip(*(self.factors(key, name, shape, device) for key in keys), strict=True)
