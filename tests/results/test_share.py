@@ -33,6 +33,7 @@ from zo_sweeps.cli.main import main
 from zo_sweeps.core.files import packed, unpacked
 from zo_sweeps.engine.replay import OtherBasesError
 from zo_sweeps.methods import registry
+from zo_sweeps.methods.precision import Precision
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.record import archive
@@ -294,6 +295,37 @@ def test_only_what_is_not_portable_may_round_in_another_way_on_another_machine(
     for edit in (moved, score):
         status, text = said(capsys, "verify", forged(there, edited(files, trial_id, edit)), trial_id, *swept.copies)
         assert status == 1, f"{edit.__name__}: {text}"
+
+
+@pytest.mark.parametrize(("factor", "mark"), [(1.02, "≈"), (1.2, "WRONG")])
+def test_scores_in_half_precision_may_round_in_another_way_on_another_machine_alone(
+    swept: Swept,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    factor: float,
+    mark: str,
+) -> None:
+    monkeypatch.setattr(Precision, "unit", 2.0**-8)  # bf16's
+
+    def loss(event: dict[str, Any], untested: int) -> None:
+        if event["type"] == "test":
+            event["loss"] *= factor
+        if event["type"] == "end":
+            event["outcome"]["metrics"]["test/loss"] *= factor
+
+    def on_a_gpu(event: dict[str, Any], untested: int) -> None:
+        loss(event, untested)
+        if event["type"] == "start":
+            event["device"]["name"] = "a GPU"
+
+    trial_id = swept.id("zo")
+    for edit, expected in ((on_a_gpu, mark), (loss, "WRONG")):
+        file = forged(tmp_path / "there.tar.xz", edited(contents(swept.file), trial_id, edit))
+        _, text = said(capsys, "verify", file, trial_id, *swept.copies)
+        (line,) = [row for row in text.splitlines() if trial_id in row]
+        assert line.startswith(expected)
+        assert ("a GPU then" in line) == (edit is on_a_gpu and expected == "WRONG")
 
 
 def test_bases_that_are_others_are_an_excuse_on_another_machine_alone(

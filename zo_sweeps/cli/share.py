@@ -96,7 +96,7 @@ def _verified(source: Archive, file: str, findings: Iterable[Finding], to: Conso
         say(to, f"{marks[finding.verdict]:5}  {finding.trial_id}{'  ' * bool(finding.trial_id)}{finding.text}")
     proved, rounded, attested, wrong = (counts[verdict] for verdict in marks)
     parts = [f"{proved} trials computed again, with the same weights and scores"]
-    parts += [f"{rounded} with the same scores, of weights that this machine rounds in another way (≈)"] * bool(rounded)
+    parts += [f"{rounded} with weights or scores that this machine rounds in another way (≈)"] * bool(rounded)
     parts += [f"{attested} that cannot be (–)"] * bool(attested) + [f"{wrong} WRONG"] * bool(wrong)
     say(to, f"{'not verified' if wrong else 'verified'}: {', '.join(parts)}")
     return int(wrong > 0)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, unknown
@@ -23,7 +22,9 @@ from zo_sweeps.core.events import Event, ScoredDev, ScoredTest, Start, only
 from zo_sweeps.core.files import packed, unpacked
 from zo_sweeps.core.host import provenance
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine.replay import OtherBasesError, digest
+from zo_sweeps.engine.train import Scores
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts, texts_of
 from zo_sweeps.models.identity import fingerprint_model
@@ -40,8 +41,9 @@ from zo_sweeps.tasks import data
 from zo_sweeps.tasks.spec import TaskSpec
 
 OF_A_HUB = "hf:"  # how fingerprints begin that name a source, and not its content
-SCORED = 1e-4  # relative: of losses, which another machine rounds in another way
-ON_THE_EDGE = 0.01  # share of the test predictions that may be others where the weights are rounded in another way
+SCORED = 1e-4  # relative: of fp32 losses, which another machine rounds in another way
+ON_THE_EDGE = 0.01  # share of the test predictions that may be others where weights or scores are rounded otherwise
+ROUNDINGS = 8  # of half-precision activations: by how much losses, metrics and predictions may differ elsewhere
 
 
 class Verdict(str, Enum):
@@ -177,19 +179,22 @@ def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, st
         bench.recorder.selection = bench.selection()
         if bench.recorder.best() != ended.selected_step:
             raise _WrongError(f"step {ended.selected_step} was tested, and dev selects step {bench.recorder.best()}")
-        edge = ON_THE_EDGE * rounded
-        _scored("dev", bench.score_dev(), bench.recorder.evaluations[ended.selected_step], events, edge)
+        coarse = ROUNDINGS * config.precision.unit if elsewhere else 0.0
+        near = coarse if coarse > SCORED else 0.0  # what fp32 rounds is within SCORED
+        edge = max(ON_THE_EDGE * (rounded or near > 0), near)
+        exact = _scored("dev", bench.score_dev(), bench.recorder.evaluations[ended.selected_step], events, near, edge)
         scores = bench.score(bench.splits.test)
-        _scored("test", scores, test, events, edge)
+        exact &= _scored("test", scores, test, events, near, edge)
         different = sum(a != b for a, b in zip(scores.right, unpacked(test.right, test.examples), strict=True))
         if different > edge * len(scores.right):
             raise _WrongError(f"{different} of {len(scores.right)} test predictions are others here{elsewhere}")
     metric = config.task.metric[0]
     shown = f"test {metric.display or metric.name} {metric.printed(scores.metric)}{metric.unit and ' ' + metric.unit}"
-    if rounded:
+    what = "weights of other roundings" if rounded else f"weights {weights[:12]}" if weights else "untrained"
+    if rounded or different or not exact:
         same = f"{len(scores.right) - different} of {len(scores.right)} test predictions are the run's"
-        return Verdict.ROUNDED, f"weights of other roundings, {shown}, {same}"
-    return Verdict.PROVED, f"weights {weights[:12]}, {shown}" if weights else f"untrained, {shown}"
+        return Verdict.ROUNDED, f"{what}, {shown}, {same}"
+    return Verdict.PROVED, f"{what}, {shown}"
 
 
 def _follows(trial: Trial, events: list[Event], ended: Outcome) -> None:
@@ -209,17 +214,26 @@ def _follows(trial: Trial, events: list[Event], ended: Outcome) -> None:
         raise _WrongError("its predictions are not a bit per example")
 
 
-def _scored(split: str, scores: Any, event: ScoredDev | ScoredTest, events: list[Event], edge: float) -> None:
-    """Raise _WrongError unless a split is scored here as in the run; metrics may differ by `edge`."""
-    if not math.isclose(scores.loss, event.loss, rel_tol=SCORED):
+def _scored(
+    split: str, scores: Scores, event: ScoredDev | ScoredTest, events: list[Event], near: float, edge: float
+) -> bool:
+    """Return whether a split is scored here as in the run, to fp32's rounding.
+
+    Raises _WrongError unless the loss is, or is `near` (relative, or nats); metrics may differ by `edge`.
+    """
+    exact = math.isclose(scores.loss, event.loss, rel_tol=SCORED)
+    if not exact and not math.isclose(scores.loss, event.loss, rel_tol=near, abs_tol=near):
         what = f"{split}/loss is {event.loss:.6g} in its log, and {scores.loss:.6g} here"
         raise _WrongError(f"{what}{_elsewhere(events)}")
     if {*scores.metrics} != {*event.metrics} or event.metric != next(iter(event.metrics.values())):
         raise _WrongError(f"the metrics of {split} in its log are not those of its task")
     for name, value in scores.metrics.items():
         there = event.metrics[name]
-        if not math.isclose(value, there, rel_tol=SCORED, abs_tol=max(SCORED, edge)):
+        same = math.isclose(value, there, rel_tol=SCORED, abs_tol=SCORED)
+        if not same and not math.isclose(value, there, rel_tol=max(SCORED, near), abs_tol=edge):
             raise _WrongError(f"{split}/{name} is {there:.6g} in its log, and {value:.6g} here{_elsewhere(events)}")
+        exact &= same
+    return exact
 
 
 @contextmanager
@@ -231,12 +245,13 @@ def _untrained(trial: Trial, events: list[Event]) -> Iterator[tuple[Workbench, N
 
 
 def _elsewhere(events: list[Event]) -> str:
-    """Return how the run's versions and processor differ from those here, which may round in another way; or ""."""
-    then = only(Start, events)[-1].versions
-    here = provenance()
+    """Return how the run's versions and processors differ from those here, which may round in another way; or ""."""
+    start = only(Start, events)[-1]
+    then, here = start.versions, provenance()
     packages = then.get("packages", {})
     pairs = [(name, packages.get(name), here["packages"].get(name)) for name in ("zo_sweeps", "torch", "transformers")]
-    pairs.append(("processor", then.get("cpu"), here["cpu"]))
+    processors = {(then.get("cpu"), here["cpu"]), (start.device.get("name"), probe()["name"])}  # a GPU's host has both
+    pairs += [("processor", old, new) for old, new in sorted(processors, key=str)]
     other = [f"{name} {old} then, {new} here" for name, old, new in pairs if old != new]
     return f", or this machine rounds in another way ({'; '.join(other)})" if other else ""
 
