@@ -34,7 +34,7 @@ def swept(folder: Path, count: int = 2) -> list[Trial]:
 
 def test_sync_writes_what_the_folders_own_store_lacks_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trials, store = swept(tmp_path), tmp_path / "mlflow" / "mlflow.db"
-    whole = [f"one: 1 trials sent to {store}", f"two: 2 trials sent to {store}"]
+    whole = [f"one: 1 trial sent to {store}", f"two: 2 trials sent to {store}"]
     assert main(["sync", f"state_dir={tmp_path}"]) == 0
     assert capsys.readouterr().out.splitlines() == whole
     shutil.rmtree(tmp_path / "mlflow")

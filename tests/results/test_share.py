@@ -586,7 +586,7 @@ def test_a_check_names_the_cells_with_too_few_seeds(swept: Swept, capsys: pytest
         "tiny_accuracy, FO, SST-2: 2 of 3 seeds",
         "tiny_accuracy, ZO, SST-2: 2 of 3 seeds",
         "tiny_time, ZO, SST-2: 2 of 3 seeds",
-        "tiny: 4 cells are not backed by 3 finished seeds",
+        "tiny: 4 cells not backed by 3 finished seeds",
     ]
     assert said(capsys, *given, "--n", "0")[0] == 2
 
@@ -675,7 +675,7 @@ def test_a_search_goes_on_from_one_s_own_archive_on_another_machine(
     assert main(["export", *words, f"state_dir={there}", "--out", str(file), "--key", str(swept.key)]) == 0
     status, text = said(capsys, "verify", file, *swept.copies, *conf)
     assert status == 0
-    assert "1 trials were not run: others of their cell were selected" in text
+    assert "1 trial not run: others of their cell were selected" in text
 
     own = ("import", file, *words, f"state_dir={here}", "--own")
     status, text = said(capsys, *own, swept.key)

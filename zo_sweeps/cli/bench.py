@@ -11,8 +11,9 @@ from rich.console import Console
 
 from zo_sweeps.bench import measure
 from zo_sweeps.cli.parser import Parser
-from zo_sweeps.cli.text import console, counted, listing, say
+from zo_sweeps.cli.text import console, listing, say
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.units import counted
 
 
 def bench(given: Sequence[str]) -> int:

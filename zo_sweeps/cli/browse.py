@@ -16,11 +16,11 @@ from urllib.parse import quote
 from rich.console import Console
 
 from zo_sweeps.cli.parser import grid_parser, parse, read, trial_ids
-from zo_sweeps.cli.text import UNLIMITED, console, counted, grouped, listing, say, say_group
+from zo_sweeps.cli.text import UNLIMITED, console, grouped, listing, say, say_group
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import to_text as to_json
 from zo_sweeps.core.errors import UserError, nothing_run, require_known, unknown
-from zo_sweeps.core.units import metric_text
+from zo_sweeps.core.units import counted, metric_text
 from zo_sweeps.results import report as pages
 from zo_sweeps.results import sweep_figures
 from zo_sweeps.results import tables as readout

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from zo_sweeps.cli.parser import grid_parser, parse
-from zo_sweeps.cli.text import console, counted, listing, say
+from zo_sweeps.cli.text import console, listing, say
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import nothing_run
 from zo_sweeps.core.files import cache_folder
-from zo_sweeps.core.units import bytes_text, duration
+from zo_sweeps.core.units import bytes_text, counted, duration
 from zo_sweeps.session.reclaim import Reclaimable, reclaim, reclaimable
 
 STAGE_SECONDS = 10.0  # between lines on the progress of a long command

@@ -22,11 +22,11 @@ from rich.text import Text
 from zo_sweeps.cli.browse import table_width
 from zo_sweeps.cli.parser import compose, grid_parser, parse
 from zo_sweeps.cli.status import show_summary
-from zo_sweeps.cli.text import console, counted, say
+from zo_sweeps.cli.text import console, say
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import die_with_parent
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
-from zo_sweeps.core.units import duration
+from zo_sweeps.core.units import counted, duration
 from zo_sweeps.methods.metric import Metric, Metrics
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results.facts import plan_facts

@@ -16,6 +16,7 @@ from zo_sweeps.cli.parser import Parser, grid_parser, parse, read, trial_ids
 from zo_sweeps.cli.text import console, say
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.units import counted
 from zo_sweeps.record import archive
 from zo_sweeps.record.archive import Archive
 from zo_sweeps.record.sweep_book import Command
@@ -58,7 +59,7 @@ def _export_results(options: Namespace) -> int:
     key = Path(options.key) if options.key else None
     written = share(reading.plan, reading.composer, path, by=options.by, key=key)
     trials = sum(name.startswith("journal/") for name in written.files)
-    say(to, f"{path}   {trials} trials, {path.stat().st_size / 1000:.0f} kB")
+    say(to, f"{path}   {counted(trials, 'trial')}, {path.stat().st_size / 1000:.0f} kB")
     say(to, f"signed: {archive.key_fingerprint(written.key)}" if written.key else "not signed; --key KEY signs it")
     say(to, f"next: python -m zo_sweeps verify {shlex.quote(str(path))}")
     return 0
@@ -95,7 +96,7 @@ def _verified(source: Archive, file: str, findings: Iterable[Finding], to: Conso
         counts[finding.verdict] += 1
         say(to, f"{marks[finding.verdict]:5}  {finding.trial_id}{'  ' * bool(finding.trial_id)}{finding.text}")
     proved, rounded, attested, wrong = (counts[verdict] for verdict in marks)
-    parts = [f"{proved} trials computed again, with the same weights and scores"]
+    parts = [f"{counted(proved, 'trial')} computed again, with the same weights and scores"]
     parts += [f"{rounded} with weights or scores that this machine rounds in another way (≈)"] * bool(rounded)
     parts += [f"{attested} that cannot be (–)"] * bool(attested) + [f"{wrong} WRONG"] * bool(wrong)
     say(to, f"{'not verified' if wrong else 'verified'}: {', '.join(parts)}")
@@ -117,11 +118,11 @@ def import_(given: Sequence[str]) -> int:
     if options.own:
         n = go_on(source, composer.run.folder, composer, Path(options.own))
         where = composer.run.state_dir
-        say(to, f"{n} trials of {source.title} are new in {where}; the sweep's own command goes on there")
+        say(to, f"{counted(n, 'trial')} of {source.title} new in {where}; the sweep's own command goes on there")
         return 0
     made = take_in(source, composer.run.folder, composer)
     table = Command.of([f"+grid={source.grid}", *options.overrides], options.config_dir).table
-    say(to, f"{'imported' if made.new else 'imported before'}: {source.title}, {made.trials} trials")
+    say(to, f"{'imported' if made.new else 'imported before'}: {source.title}, {counted(made.trials, 'trial')}")
     say(to, f"by {source.whose}")
     say(to, f"`{table}` shows its rows below your own; to undo, remove {made.folder}")
     return 0
@@ -142,6 +143,6 @@ def check(given: Sequence[str]) -> int:
     for line in lines:
         say(to, line)
     seeds = f"{options.n} finished seed{'s' * (options.n > 1)}"
-    backed = f"{len(lines)} cells are not backed by {seeds}" if lines else ""
+    backed = f"{counted(len(lines), 'cell')} not backed by {seeds}" if lines else ""
     say(to, f"{plan.name}: {backed or f'every cell of its tables is backed by {seeds} or more'}")
     return int(bool(lines))

@@ -13,11 +13,11 @@ from rich.live import Live
 from rich.text import Text
 
 from zo_sweeps.cli.parser import compose, grid_parser, parse, read, trial_ids
-from zo_sweeps.cli.text import SOME, Sentences, console, counted, grouped, listing, say, say_group, some
+from zo_sweeps.cli.text import SOME, Sentences, console, grouped, listing, say, say_group, some
 from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.core.units import bytes_text, count_text, duration, joules_text, metric_text
+from zo_sweeps.core.units import bytes_text, count_text, counted, duration, joules_text, metric_text
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results.compare import flat
 from zo_sweeps.results.facts import (
@@ -87,7 +87,7 @@ def show_plan(plan: PlanFacts, to: Console, *, trials: bool) -> None:
     listing(to, headers, rows)
     say(
         to,
-        f"{len(plan.trials)} trials ({plan.entries} table entries), {plan.runnable} can run here, "
+        f"{counted(len(plan.trials), 'trial')} ({plan.entries} table entries), {plan.runnable} can run here, "
         f"about {count_text(plan.forwarded_tokens)} forwarded tokens; tasks: {', '.join(plan.columns.values())}"
         + (f"; device: {devices[0]}" if len(devices) == 1 else ""),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, TextIO
 
-from zo_sweeps.core.units import visible
+from zo_sweeps.core.units import counted, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,11 +140,6 @@ def _block(headers: Sequence[str], cells: Sequence[str], width: int) -> list[str
 
 def _is_number(text: str) -> bool:
     return text in NO_NUMBER or ("\n" not in text and text.lstrip("+-−")[:1].isdigit())
-
-
-def counted(number: int, what: str) -> str:
-    """Return "1 trial", "2 trials"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def some(names: Sequence[str]) -> str:

@@ -41,6 +41,11 @@ def scale_of(unit: str) -> tuple[Scale, float] | None:
     return None
 
 
+def counted(number: int, what: str) -> str:
+    """Return "1 trial", "2 trials"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def bytes_text(number: float, of: float | None = None) -> str:
     """Return bytes as "22.4 MiB", or as "1.5 of 8.0 GiB"."""
     factor, unit = unit_for(number if of is None else of, BYTES)

@@ -20,6 +20,7 @@ from pathlib import Path
 from zo_sweeps.core.errors import UserError, nothing_run
 from zo_sweeps.core.events import FinishedSweep
 from zo_sweeps.core.trial import Trial
+from zo_sweeps.core.units import counted
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_runs import SweepRuns
 from zo_sweeps.record.server import is_temporary, reason, silence
@@ -237,5 +238,5 @@ def _send(book: BookContents, folder: Path, uri: str | None, say: Callable[[str]
         raise UserError(f"MLflow at {runs.store} {silence(error)} ({reason(error)})", fix=fix) from None
     if problems:
         raise UserError(f"{len(problems)} of {len(book.trials)} trials were not sent; {problems[0]}", where=str(folder))
-    say(f"{book.sweep.title}: {sent} trials sent to {runs.store}")
+    say(f"{book.sweep.title}: {counted(sent, 'trial')} sent to {runs.store}")
     return sent

@@ -23,6 +23,7 @@ from zo_sweeps.core.errors import UserError, require_known
 from zo_sweeps.core.events import Event, Uploaded
 from zo_sweeps.core.files import locked, read_objects
 from zo_sweeps.core.trial import Trial, TrialState
+from zo_sweeps.core.units import counted
 from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record.journal import Journal, JournalStore, born, outcome, read_events
 from zo_sweeps.record.server import reason
@@ -238,4 +239,4 @@ def sync(state_dir: Path, names: Iterable[str], say: Callable[[str], None] = pri
             except Exception as error:  # each client raises its own
                 fix = "the same command goes on where this one stopped"
                 raise UserError(f"{name} fails ({reason(error)})", fix=fix) from None
-            say(f"{book.sweep.title}: {sent} trials sent to {name}")
+            say(f"{book.sweep.title}: {counted(sent, 'trial')} sent to {name}")

@@ -18,7 +18,7 @@ from typing import Any
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
-from zo_sweeps.core.units import bytes_text, duration
+from zo_sweeps.core.units import bytes_text, counted, duration
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import JournalStore, trail
 from zo_sweeps.results import sweep_figures as charts
@@ -124,7 +124,7 @@ def html(
         title=plan.title,
         meta=_meta(plan, standing),
         caveats=plan.caveats,
-        obstacles=[f"Cannot run here ({len(ids)} trials): {why}" for why, ids in plan.obstacles.items()],
+        obstacles=[f"Cannot run here ({counted(len(ids), 'trial')}): {why}" for why, ids in plan.obstacles.items()],
         links=[
             *([(index, "All sweeps")] if index else []),
             *links,
@@ -215,7 +215,7 @@ def day(when: float) -> str:
 def _meta(plan: Plan, standing: Standing) -> str:
     seeds = sorted({cell.seed for cell in plan.cells})
     when = dates(plan, standing)
-    trials = f"{len(plan.every)} trials: {counts(plan, standing)}"
+    trials = f"{counted(len(plan.every), 'trial')}: {counts(plan, standing)}"
     seeded = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     between = " to ".join(dict.fromkeys(map(day, when))) if when else "not run yet"
     return " · ".join([f"Grid {plan.name}", trials, seeded, ", ".join(plan.labels.values()), between])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event, Steps, only
 from zo_sweeps.core.trial import Outcome, Trial
-from zo_sweeps.core.units import duration, joules_text
+from zo_sweeps.core.units import counted, duration, joules_text
 from zo_sweeps.methods.executor import Budget
 from zo_sweeps.schedule.ledger import Span, Standing
 from zo_sweeps.schedule.observer import Observer
@@ -89,7 +89,7 @@ def over(budget: Budget, trials: int, so_far: Spent, seconds: float | None, joul
     """
     needs = []  # (cap, what the plan needs, a cap that would do)
     if budget.trials is not None and trials > budget.trials:
-        needs.append(("trials", f"the plan has {trials} trials", str(trials)))
+        needs.append(("trials", f"the plan has {counted(trials, 'trial')}", str(trials)))
     times = (budget.hours, so_far.seconds, seconds, HOUR, duration)
     energies = (budget.joules, so_far.joules, joules, 1.0, joules_text)
     for cap, (most, had, more, unit, text) in (("hours", times), ("joules", energies)):
@@ -159,7 +159,7 @@ class Caps(Observer):
         cap, sweep = self._budget.trials, self._sweep
         if self._full or cap is None or len(self._begun) < cap:
             return False
-        self._full = f"budget.trials={cap}: {len(self._begun)} trials, all runs together"
+        self._full = f"budget.trials={cap}: {counted(len(self._begun), 'trial')}, all runs together"
         if all(trial.trial_id in self._begun for trial in sweep.queue.every):
             return False
         sweep.stop.over = sweep.stop.over or self._full

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.events import End, Event
 from zo_sweeps.core.trial import Needs, Outcome, Trial, TrialState
+from zo_sweeps.core.units import counted
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.record.journal import outcome as recorded_outcome
@@ -87,7 +88,7 @@ class Sweep:
                     on_stop(self.stop.interrupt)
                     self.backend.start(self._receive, len(self.queue))
                     self.stop.started()
-                    self.say(f"{len(self.queue)} trials to run on {self.backend.describe()}")
+                    self.say(f"{counted(len(self.queue), 'trial')} to run on {self.backend.describe()}")
                     self._loop()
                     for observer in self._observers:
                         observer.looks(last=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.place import BUSY
 from zo_sweeps.core.trial import Needs
-from zo_sweeps.core.units import bytes_text
+from zo_sweeps.core.units import bytes_text, counted
 from zo_sweeps.devices import probe
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
@@ -98,10 +98,10 @@ def must_have_work(plan: Plan) -> None:
     """Raise UserError when nothing of the plan can run here, with the reasons."""
     if plan.trials:
         return
-    listed = "".join(f"\n  - {why} ({len(ids)} trials)" for why, ids in plan.obstacles.items())
+    listed = "".join(f"\n  - {why} ({counted(len(ids), 'trial')})" for why, ids in plan.obstacles.items())
     if len(plan.obstacles) == 1:
         listed = f" {next(iter(plan.obstacles))}"
-    raise UserError(f"none of the {len(plan.every)} trials of grid {plan.name!r} can run here:{listed}")
+    raise UserError(f"0 of {counted(len(plan.every), 'trial')} of grid {plan.name!r} can run here:{listed}")
 
 
 def _of_logs(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.units import counted
 from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.plan.order import ORDERS
@@ -192,7 +193,7 @@ def run(
             idle = tracking and not summary.ran  # a named server that does not answer is not waited for
             # Whatever the store misses stays in the journals.
             if left := mirror.drain(min(STORE_SECONDS, IDLE_SECONDS) if idle else STORE_SECONDS):
-                view.say(f"MLflow has not taken {left} trials yet; the next run of this command sends them")
+                view.say(f"MLflow has not taken {counted(left, 'trial')} yet; the next run of this command sends them")
         called.ended(result.status, result.summary.counts)
     return result
 

@@ -22,6 +22,7 @@ from zo_sweeps.core.events import Event, ScoredDev, ScoredTest, Start, only
 from zo_sweeps.core.files import packed, unpacked
 from zo_sweeps.core.host import provenance
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.core.units import counted
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.engine.replay import OtherBasesError, digest
 from zo_sweeps.engine.train import Scores
@@ -98,7 +99,7 @@ def verify(source: Archive, copies: Copies, only: Sequence[str] = ()) -> Iterato
         ran = [i for i in held if not shared.standing.outcomes[i].never_ran]
         chosen = [trial_id for trial_id in ran if not only or trial_id.startswith(tuple(only))]
         if n := len(held) - len(ran):
-            yield Finding(Verdict.ATTESTED, f"{n} trials were not run: others of their cell were selected")
+            yield Finding(Verdict.ATTESTED, f"{counted(n, 'trial')} not run: others of their cell were selected")
         wrong = set()
         for trial_id in held:
             try:
