@@ -18,6 +18,7 @@ from tests.plan.common import changed, configs, of, planned, problem, write_grid
 from zo_sweeps.cli.main import main
 from zo_sweeps.config.command_line import CommandLine
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import GridTable
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
@@ -476,3 +477,9 @@ def test_an_empty_mapping_replaces_what_the_grid_has() -> None:
     assert set(Composer().run.grid.tables) == set()
     assert set(Composer(["+grid=quickstart"]).run.grid.tables) == {"accuracy", "runtime", "memory"}
     assert set(Composer(["+grid=quickstart", "grid.tables={}"]).run.grid.tables) == set()
+
+
+def test_a_grid_without_tables_and_figures_has_the_table_of_accuracies(tmp_path: Path) -> None:
+    conf = write_grid(tmp_path, changed(tables={}))
+    assert Composer(["+grid=tiny"], [conf]).run.grid.tables == {"accuracy": GridTable(layout="accuracy")}
+    assert not Composer(["+grid=tiny", "grid.tables={}"], [conf]).run.grid.tables

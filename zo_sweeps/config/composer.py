@@ -31,6 +31,7 @@ from zo_sweeps.config.schema import (
     TRIAL_KEYS,
     BlockConfig,
     Config,
+    GridTable,
     OnConfig,
     RunConfig,
     faults,
@@ -186,6 +187,8 @@ class Composer:
         self.left_out = [*self.command_line.left_out, *absent]
         grid.blocks = {block: config for block, config in grid.blocks.items() if block not in absent}
         grid.blocks |= {name: BlockConfig(fixed={"method": name}, axes=axes) for name, axes in grid.entrants.items()}
+        if grid.blocks and not (grid.tables or grid.figures or self.command_line.names("grid.tables")):
+            grid.tables = {"accuracy": GridTable(layout="accuracy")}
         typed["budget"] = read(Budget, asdict(typed["budget"]), "budget", origin)
         return RunConfig(executor=executor, state_dir=composed.state_dir, **typed)
 

@@ -214,7 +214,7 @@ class GridConfig:
     blocks: dict[str, BlockConfig] = field(default_factory=dict)
     only: list[str] = field(default_factory=list)  # blocks: all others are left out; []: none is
     entrants: dict[str, dict[str, Any]] = field(default_factory=dict)  # method that joins as a block -> its own axes
-    tables: dict[str, GridTable] = field(default_factory=dict)
+    tables: dict[str, GridTable] = field(default_factory=dict)  # {}, without figures too: the accuracy of all blocks
     figures: dict[str, GridFigure] = field(default_factory=dict)  # {}: convergence curves of all blocks
 
     @classmethod
