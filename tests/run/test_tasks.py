@@ -272,3 +272,11 @@ def test_a_misspelt_key_of_a_task_file_is_refused_with_file_key_and_near_match(
     assert f"unknown key 'task.{right.replace(wrong[0].rstrip(':'), misspelt)}'" in text
     assert str(file) in text
     assert f"did you mean 'task.{right}'?" in text
+
+
+def test_a_key_that_a_task_file_lacks_is_named_with_the_file(folder: Path) -> None:
+    file = folder / "conf" / "task" / "closeness.yaml"
+    file.write_text(file.read_text().replace("label_field:", "# label_field:"))
+    with pytest.raises(UserError, match=r"task\.label_field is missing in ") as caught:
+        planned(folder, "{task: closeness, method: zero_shot}")
+    assert str(file) in str(caught.value)

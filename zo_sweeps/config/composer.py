@@ -289,10 +289,10 @@ class Composer:
         return where
 
     def _file_of(self, key: str, choices: Mapping[str, str]) -> str:
-        """Return the chosen file (of group -> option) that sets a key; "" if none does."""
+        """Return the chosen file (of group -> option) that sets a key, or a group; "" if none does."""
         for group in ("method", *choices):  # a method's preset overrides the files of its axes
             for file in self._files(group, choices.get(group, "")):
-                if _holds(_yaml(file), key, group):
+                if key == group or _holds(_yaml(file), key, group):
                     return f"{group}/{file.name}" if file.parents[1] == conf_dir() else str(file)
         return ""
 
