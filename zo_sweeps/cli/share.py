@@ -86,21 +86,23 @@ def verify(given: Sequence[str]) -> int:
 
 
 def _verified(source: Archive, file: str, findings: Iterable[Finding], to: Console) -> int:
-    """Print findings as they come, and what they come to; return 1 if anything is wrong, otherwise 0."""
+    """Print findings as they come, and what they come to; return 1 if anything is wrong or missing, otherwise 0."""
     from zo_sweeps.session.verify import Verdict
 
     say(to, f"{file}: {source.title}, by {source.whose}")
-    marks = {Verdict.PROVED: "ok", Verdict.ROUNDED: "≈", Verdict.ATTESTED: "–", Verdict.WRONG: "WRONG"}
+    marks = {Verdict.PROVED: "ok", Verdict.ROUNDED: "≈", Verdict.ATTESTED: "–"}
+    marks |= {Verdict.MISSING: "?", Verdict.WRONG: "WRONG"}
     counts: Counter[Verdict] = Counter()
     for finding in findings:
         counts[finding.verdict] += 1
         say(to, f"{marks[finding.verdict]:5}  {finding.trial_id}{'  ' * bool(finding.trial_id)}{finding.text}")
-    proved, rounded, attested, wrong = (counts[verdict] for verdict in marks)
+    proved, rounded, attested, missing, wrong = (counts[verdict] for verdict in marks)
     parts = [f"{counted(proved, 'trial')} computed again, with the same weights and scores"]
     parts += [f"{rounded} with weights or scores that this machine rounds in another way (≈)"] * bool(rounded)
-    parts += [f"{attested} that cannot be (–)"] * bool(attested) + [f"{wrong} WRONG"] * bool(wrong)
-    say(to, f"{'not verified' if wrong else 'verified'}: {', '.join(parts)}")
-    return int(wrong > 0)
+    parts += [f"{attested} that cannot be (–)"] * bool(attested)
+    parts += [f"{missing} that need your copies (?)"] * bool(missing) + [f"{wrong} WRONG"] * bool(wrong)
+    say(to, f"{'not verified' if wrong or missing else 'verified'}: {', '.join(parts)}")
+    return int(wrong + missing > 0)
 
 
 def import_(given: Sequence[str]) -> int:

@@ -48,13 +48,14 @@ ROUNDINGS = 8  # of half-precision activations: by how much losses, metrics and 
 
 
 class Verdict(str, Enum):
-    """What was found of a trial: computed again and equal; equal but for how this machine rounds;
-    equal to its log, which cannot be replayed here; or wrong.
+    """What was found of a trial: computed again and equal; equal but for how this machine rounds; equal to its log,
+    which cannot be replayed here; not computed, as the reader's copy of its model or data is not here; or wrong.
     """
 
     PROVED = "proved"
     ROUNDED = "rounded"
     ATTESTED = "attested"
+    MISSING = "missing"
     WRONG = "wrong"
 
 
@@ -69,6 +70,10 @@ class Finding:
 
 class _WrongError(Exception):
     """Something in an archive is not what it was computed from."""
+
+
+class _MissingError(UserError):
+    """A copy that the reader has to name, or to complete."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,8 @@ def _trial(shared: Shared, trial: Trial, copies: Copies) -> Finding:
         if _elsewhere(shared.journals.read(trial.trial_id)):
             verdict = Verdict.ATTESTED
         text = str(error)
+    except _MissingError as error:
+        verdict, text = Verdict.MISSING, str(error)
     except (_WrongError, UserError) as error:
         text = str(error)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -273,14 +280,17 @@ def _here(config: TrialConfig, copies: Copies) -> TrialConfig:
     folder = None if copies.data is None else str(copies.data)
     if folder is None and (texts or config.task.source != "packaged"):
         fix = "name your copy of the data with --data DIR, which has a folder per task"
-        raise UserError(f"its {'text' if texts else 'rows'} ({config.task.name}) do not ship with zo_sweeps", fix=fix)
+        what = f"its {'text' if texts else 'rows'} ({config.task.name}) do not ship with zo_sweeps"
+        raise _MissingError(what, fix=fix)
     device = config.device if config.device.cpu else replace(config.device, kind="auto")
     model = _model(config.model, copies.model)
     here = replace(config, model=model, data=replace(config.data, dir=folder), device=device)
     here = replace(here, task=replace(config.task, fingerprint=_rows(here)))
     text, missing = fingerprint_texts(here) if texts else (config.data.text_fingerprint, "")
-    if missing or text != config.data.text_fingerprint:
-        raise _WrongError(missing or f"its text is {config.data.text_fingerprint}, and the one here {text}")
+    if missing:
+        raise _MissingError(missing)
+    if text != config.data.text_fingerprint:
+        raise _WrongError(f"its text is {config.data.text_fingerprint}, and the one here {text}")
     return here
 
 
@@ -289,7 +299,7 @@ def _model(model: Model, folder: Path | None) -> Model:
     if model.source not in (ModelSource.DEMO, ModelSource.RANDOM):
         if folder is None:
             fix = "name your copy of it with --model DIR"
-            raise UserError(f"its model ({model.name}, {model.fingerprint}) does not ship with zo_sweeps", fix=fix)
+            raise _MissingError(f"its model ({model.name}, {model.fingerprint}) does not ship with zo_sweeps", fix=fix)
         model = replace(model, source=ModelSource.LOCAL, path=str(folder))
     found = fingerprint_model(model)
     if found != model.fingerprint and not model.fingerprint.startswith(OF_A_HUB):
@@ -303,7 +313,7 @@ def _rows(config: TrialConfig) -> str:
     there = config.task.fingerprint
     status = data.check(TaskSpec.of(config.task, config.prompt.name), config.task, config.data.dir)
     if not status.available:
-        raise UserError(f"its rows are not here: {status.why}")
+        raise _MissingError(f"its rows are not here: {status.why}")
     if status.fingerprint != there and not there.startswith(OF_A_HUB):
         what = f"its rows ({config.task.name}) are {there}, and those here {status.fingerprint}"
         raise _WrongError(f"{what}: an example is another")
