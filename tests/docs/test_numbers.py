@@ -304,7 +304,9 @@ def league(task: str) -> dict[str, Settings]:
     rows: dict[str, Settings] = {}
     for trial in json.loads(files["plan.json"])["trials"]:
         row, _, *parts = trial["label"].split(" · ")
-        outcome = json.loads(files[f"journal/{trial['trial_id']}.jsonl"].splitlines()[-1])["outcome"]
+        if (journal := f"journal/{trial['trial_id']}.jsonl") not in files:  # of a row that did not run
+            continue
+        outcome = json.loads(files[journal].splitlines()[-1])["outcome"]
         if outcome["state"] == "SUCCEEDED":
             seed = int(parts.pop().removeprefix("seed ")) if parts and parts[-1].startswith("seed ") else 0
             rows.setdefault(row, {}).setdefault(tuple(parts), {})[seed] = outcome["metrics"]
@@ -368,6 +370,70 @@ def test_the_table_of_the_last_blocks_is_that_of_its_archives() -> None:
         for task, cell in zip(tasks, cells, strict=True):
             check(cell, *mean_and_spread(right(task, row).values()))
         check(difference, *ahead(row, whole, tasks, len(others)))
+
+
+RESULTS = [f"results_{task}" for task in ("sst2_sent", "trec", "copa", "wic", "rte")]
+
+
+def of_both(*rows: str) -> list[str]:
+    """The tasks of the results on which all rows ran."""
+    return [task for task in RESULTS if {*rows} <= league(task).keys()]
+
+
+def test_the_table_of_the_papers_methods_is_that_of_its_archives() -> None:
+    lines, mezo = table("RESULTS", "|                           | SST-2, sentences |"), "MeZO (ZO-Full)"
+    assert [row for row, *_ in lines] == [*league(RESULTS[0])]
+    for row, *cells, average, difference, size in lines:
+        for task, cell in zip(RESULTS, cells, strict=True):
+            check(cell, *(mean_and_spread(right(task, row).values()) if task in of_both(row) else ()))
+        whole = of_both(row) == RESULTS
+        check(average, *([fmean(fmean(right(task, row).values()) for task in RESULTS)] if whole else ()))
+        check(difference, *(ahead(row, mezo, RESULTS, len(lines) - 1) if whole and row != mezo else ()))
+        runs = [run for task in of_both(row) for run in chosen(task, row).values()]
+        check(size, *([max(run["memory/total_bytes"] for run in runs) / 2**20] if "train_seconds" in runs[0] else ()))
+
+
+def test_what_is_said_of_the_papers_claims_is_that_of_the_archives() -> None:
+    lines = table("RESULTS", "| claim ")
+    for _, row, other, difference in lines:
+        check(difference, *ahead(row, other, of_both(row, other), len(lines)))
+    fo, mezo, sentences = "FO-Adam, LoRA-FA", "MeZO (ZO-Full)", RESULTS[0]
+    rows = [row for row in league(sentences) if "noise_to_signal" in chosen(sentences, row)[0]]
+    behind = [
+        fmean(right(task, fo).values()) - fmean(right(task, row).values()) for task in RESULTS[:2] for row in rows
+    ]
+    said = sentence("RESULTS", r"gets ([\d.]+) to ([\d.]+) points above .* and ([\d.]+) to ([\d.]+) on TREC")
+    half = len(rows)
+    check(said, min(behind[:half]), max(behind[:half]), min(behind[half:]), max(behind[half:]))
+    for task in RESULTS[2:]:
+        _, low, high = ahead(fo, mezo, [task], len(RESULTS))
+        assert low < 0 < high
+    best = [(min(rates, key=lambda one: rates[one][0]["dev/loss"]), [*rates]) for rates in searches()]
+    edges = [one in (rates[0], rates[-1]) for one, rates in best]
+    check(sentence("RESULTS", r"In (\d+) of (\d+) searches the selected rate is the"), sum(edges), len(edges))
+    for row, said in (
+        ("P-RGE, LoRA-FA (q=4)", r"is ([\d.]+) to ([\d.]+) of the spread of a step's losses under P-RGE"),
+        ("Sensitive (C4), 0.1%", r"and ([\d.]+) to ([\d.]+) under Sensitive"),
+    ):
+        noise = [run["noise_to_signal"] for task in of_both(row) for run in chosen(task, row).values()]
+        check(sentence("RESULTS", said), min(noise), max(noise))
+    counts = [sum(count(task, profile) for task in RESULTS) for profile in ("cuda", "cpu")]
+    check(sentence("RESULTS", r"(\d+) trials ran on an H200 .* (\d+) on a CPU"), *counts)
+
+
+def count(task: str, profile: str) -> int:
+    """The trials of an archive that ended on such a device."""
+    with tarfile.open(DOCS / "league" / f"{task}.tar.xz") as archive:
+        files = [archive.extractfile(name) or BytesIO() for name in archive.getnames() if name.startswith("journal/")]
+        events = [[json.loads(line) for line in file] for file in files]
+    started = [[event["profile"] for event in one if event["type"] == "start"] for one in events]
+    return sum(profiles[-1] == profile for profiles in started if profiles)
+
+
+def searches() -> list[Settings]:
+    """Rate -> its trials, from the lowest, of every row and task of the results that compare several."""
+    found = (settings for task in RESULTS for settings in league(task).values() if len(settings) > 1)
+    return [dict(sorted(one.items(), key=lambda item: float(item[0][0].removeprefix("lr ")))) for one in found]
 
 
 def test_the_table_of_clients_is_that_of_its_archives() -> None:
