@@ -328,6 +328,30 @@ def test_scores_in_half_precision_may_round_in_another_way_on_another_machine_al
         assert ("a GPU then" in line) == (edit is on_a_gpu and expected == "WRONG")
 
 
+@pytest.mark.parametrize(("tie", "mark"), [(1e9, "≈"), (0, "WRONG")])
+def test_a_prediction_in_half_precision_may_be_another_where_candidates_nearly_tie(
+    swept: Swept,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tie: float,
+    mark: str,
+) -> None:
+    monkeypatch.setattr(Precision, "unit", 2.0**-8)
+    monkeypatch.setattr(verify, "TIE", tie)
+
+    def on_a_gpu(event: dict[str, Any], untested: int) -> None:
+        prediction(event, untested)
+        if event["type"] == "start":
+            event["device"]["name"] = "a GPU"
+
+    trial_id = swept.id("zo")
+    file = forged(tmp_path / "there.tar.xz", edited(contents(swept.file), trial_id, on_a_gpu))
+    _, text = said(capsys, "verify", file, trial_id, *swept.copies)
+    (line,) = [row for row in text.splitlines() if trial_id in row]
+    assert line.startswith(mark)
+
+
 def test_bases_that_are_others_are_an_excuse_on_another_machine_alone(
     swept: Swept, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ class Scores:
     metric: float  # the task's first, which can select the step
     metrics: Mapping[str, float]  # all of them, by name
     right: Sequence[bool] = ()  # whether each example's prediction is right; () where numbers are predicted
+    leads: Sequence[float] = ()  # by how much each example's best candidate leads the next; () where none are compared
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from zo_sweeps.tasks.encode import (
     encode_masked,
 )
 from zo_sweeps.tasks.kinds.verified import Verified
-from zo_sweeps.tasks.scoring import ModelAnswers, compared, cut, evaluate, right
+from zo_sweeps.tasks.scoring import ModelAnswers, compared, cut, evaluate, leads, right
 from zo_sweeps.tasks.spec import TaskSpec
 from zo_sweeps.tasks.templates import chat_of
 from zo_sweeps.tasks.verifier import Verifier
@@ -345,7 +345,7 @@ class Workbench:
         spec = self.splits.spec
         loss, answers = self.answers(examples)
         metrics = evaluate(spec, examples, answers)
-        return Scores(loss, metrics[spec.metrics[0].name], metrics, right(spec, examples, answers))
+        return Scores(loss, metrics[spec.metrics[0].name], metrics, right(spec, examples, answers), leads(answers))
 
     def selection(self) -> tuple[str, int]:
         """Return the dev value that selects the step (loss or metric), and -1 if higher is better, otherwise 1."""

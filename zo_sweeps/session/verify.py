@@ -44,7 +44,8 @@ from zo_sweeps.tasks.spec import TaskSpec
 OF_A_HUB = "hf:"  # how fingerprints begin that name a source, and not its content
 SCORED = 1e-4  # relative: of fp32 losses, which another machine rounds in another way
 ON_THE_EDGE = 0.01  # share of the test predictions that may be others where weights or scores are rounded otherwise
-ROUNDINGS = 8  # of half-precision activations: by how much losses, metrics and predictions may differ elsewhere
+ROUNDINGS = 8  # of half-precision activations, elsewhere: by how much losses may differ, and metrics of texts
+TIE = 64  # of these, in nats: a prediction that leads by less may be another, as logits up to 32 are as coarse as that
 
 
 class Verdict(str, Enum):
@@ -187,15 +188,23 @@ def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, st
         bench.recorder.selection = bench.selection()
         if bench.recorder.best() != ended.selected_step:
             raise _WrongError(f"step {ended.selected_step} was tested, and dev selects step {bench.recorder.best()}")
-        coarse = ROUNDINGS * config.precision.unit if elsewhere else 0.0
-        near = coarse if coarse > SCORED else 0.0  # what fp32 rounds is within SCORED
-        edge = max(ON_THE_EDGE * (rounded or near > 0), near)
-        exact = _scored("dev", bench.score_dev(), bench.recorder.evaluations[ended.selected_step], events, near, edge)
+        unit = config.precision.unit if elsewhere and ROUNDINGS * config.precision.unit > SCORED else 0.0
+        edge = ON_THE_EDGE * (rounded or unit > 0)
+
+        def scored(split: str, here: Scores, event: ScoredDev | ScoredTest) -> bool:
+            tied = sum(lead <= TIE * unit for lead in here.leads) / max(1, len(here.leads)) if unit else 0.0
+            return _scored(split, here, event, events, ROUNDINGS * unit, max(edge, tied, ROUNDINGS * unit))
+
+        exact = scored("dev", bench.score_dev(), bench.recorder.evaluations[ended.selected_step])
         scores = bench.score(bench.splits.test)
-        exact &= _scored("test", scores, test, events, near, edge)
-        different = sum(a != b for a, b in zip(scores.right, unpacked(test.right, test.examples), strict=True))
-        if different > edge * len(scores.right):
-            raise _WrongError(f"{different} of {len(scores.right)} test predictions are others here{elsewhere}")
+        exact &= scored("test", scores, test)
+        there = unpacked(test.right, test.examples)
+        others = [row for row, (a, b) in enumerate(zip(scores.right, there, strict=True)) if a != b]
+        different = len(others)
+        if unit and scores.leads:
+            others = [row for row in others if scores.leads[row] > TIE * unit]
+        if len(others) > max(edge, 0.0 if scores.leads else ROUNDINGS * unit) * len(scores.right):
+            raise _WrongError(f"{len(others)} of {len(scores.right)} test predictions are others here{elsewhere}")
     metric = config.task.metric[0]
     shown = f"test {metric.display or metric.name} {metric.printed(scores.metric)}{metric.unit and ' ' + metric.unit}"
     what = "weights of other roundings" if rounded else f"weights {weights[:12]}" if weights else "untrained"

@@ -75,6 +75,12 @@ def right(spec: TaskSpec, examples: Sequence[EncodedExample], answers: ModelAnsw
     return []
 
 
+def leads(answers: ModelAnswers) -> list[float]:
+    """Return by how much each row's best candidate leads the next, in nats per token; [] where none are compared."""
+    ranked = [sorted(scores, reverse=True)[:2] for scores in answers.scores]
+    return [first[0] - first[1] for first in ranked] if all(len(first) > 1 for first in ranked) else []
+
+
 def cut(text: str, stop: str) -> str:
     """Return a generated answer up to the task's stop, stripped; unchanged if there is no stop."""
     return text.partition(stop)[0].strip() if stop else text
