@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def test_two_sweeps_share_an_agent_with_one_slot(nodes: Cluster, tmp_path: Path)
                 state.mkdir()
             drivers = [start_driver(state, nodes.address, plan) for state, plan in zip(states, plans, strict=True)]
             for driver in drivers:
-                assert any("to run on" in line for line in driver.stdout or ()), "it has joined"
+                assert any(re.search("trials? to run on", line) for line in driver.stdout or ()), "it has joined"
             joined = time.time()
             said = [driver.communicate(timeout=400)[0] for driver in drivers]
         finally:
