@@ -40,7 +40,7 @@ class SimulatedSlots:
         self._running[trial.trial_id] = (trial, attempt, 0)
         return "simulated"
 
-    def poll(self, timeout: float) -> None:
+    def poll(self, timeout: float, left: int) -> None:
         self._around(self._reports())
 
     def cancel_all(self) -> None:

@@ -95,7 +95,7 @@ def test_a_trial_that_fails_is_a_row(swept: Swept, tmp_path: Path, monkeypatch: 
 def test_a_head_that_goes_away_is_an_error_and_no_new_process(
     swept: Swept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(self: InlineBackend, timeout: float) -> None:
+    def lost(self: InlineBackend, timeout: float, left: int) -> None:
         raise HeadLostError("the head is gone")
 
     monkeypatch.setattr(InlineBackend, "poll", lost)
@@ -109,9 +109,9 @@ def test_ctrl_c_stops_a_sweep_cleanly_and_is_raised(
 ) -> None:
     poll = InlineBackend.poll
 
-    def interrupted(self: InlineBackend, timeout: float) -> None:
+    def interrupted(self: InlineBackend, timeout: float, left: int) -> None:
         signal.raise_signal(signal.SIGINT)
-        poll(self, timeout)
+        poll(self, timeout, left)
 
     monkeypatch.setattr(InlineBackend, "poll", interrupted)
     state, told = tmp_path / "state", tmp_path / "told"

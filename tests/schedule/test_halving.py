@@ -13,6 +13,7 @@ from zo_sweeps.core.events import Rung, ScoredDev, ScoredTest
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.backend import Finished, Lost, Progress
+from zo_sweeps.schedule.executors.inline import InlineBackend
 from zo_sweeps.schedule.halving import Rivals, Search, best
 
 
@@ -90,8 +91,8 @@ def test_a_trial_whose_pause_has_not_arrived_is_not_judged(tmp_path):
     backend.script.append([Finished("a", 2, done)])
     decided = []  # whether the journal has a decision, after each poll
     poll = backend.poll
-    backend.poll = lambda timeout: (
-        poll(timeout),
+    backend.poll = lambda timeout, left: (
+        poll(timeout, left),
         decided.append([e for e in journal.read("b") if isinstance(e, Rung)]),
     )
     journal, group = JournalStore(tmp_path), Rivals((("a",), ("b",)), (2,), 0.5, "dev/loss", 1.0)
@@ -158,6 +159,25 @@ def test_a_selection_is_made_again_from_the_results_alone(tmp_path):
     sweep(tmp_path, [trial for trial in trials if trial.trial_id in ("a0", "b0", "b1", "c0")])
     assert sweep(tmp_path, trials, searches=[search]).ran == 5, "one confirms, and four are stopped"
     assert states(tmp_path)["b2"] == "SUCCEEDED"
+
+
+def test_a_backend_is_started_for_the_trials_that_a_selection_will_let_run_too(tmp_path):
+    """One left at the first seed began one slot, in which the other seeds then ran one after the other."""
+
+    class Told(InlineBackend):
+        def start(self, deliver, trials):
+            self.trials, self.left = trials, []
+            super().start(deliver, trials)
+
+        def poll(self, timeout, left):
+            self.left.append(left)
+            super().poll(timeout, left)
+
+    trials, search = confirmed(tmp_path / "w")
+    sweep(tmp_path, [trial for trial in trials if trial.trial_id in ("a0", "c0")])
+    told = Told(fakes.__name__ + ":run_trial", threads=0)
+    sweep(tmp_path, trials, told, searches=[search])
+    assert (told.trials, told.left) == (7, [1, 2, 1])
 
 
 def test_the_next_best_setting_is_selected_when_one_diverges_at_a_further_seed(tmp_path):

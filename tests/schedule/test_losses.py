@@ -43,7 +43,7 @@ class Simulated(RayBackend):
         self._deliver = deliver
         self._slots.see(self._nodes, {})
 
-    def poll(self, timeout: float) -> None:
+    def poll(self, timeout: float, left: int) -> None:
         self._clock[0] += 1.0
         self._slots.see(self._nodes, {})
         for slot in [slot for slot in self._slots if slot.trial]:

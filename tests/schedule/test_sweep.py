@@ -287,7 +287,7 @@ class Scripted(InlineBackend):
         self.busy = True
         return "node"
 
-    def poll(self, timeout):
+    def poll(self, timeout, left):
         self.busy = False
         for report in self.script.pop(0):
             self._deliver(report)

@@ -81,7 +81,7 @@ class Backend(Protocol):
     grows: bool
 
     def start(self, deliver: Deliver, trials: int) -> None:
-        """Prepare for at most `trials` trials. Raises UserError when Ray or the cluster is not available."""
+        """Prepare for at most `trials` trials at a time. Raises UserError when Ray or the cluster is not available."""
 
     def refusal(self, trial: Trial) -> str:
         """Return why no node here can ever run `trial`; "" when one can."""
@@ -92,10 +92,10 @@ class Backend(Protocol):
     def submit(self, trial: Trial, journal: list[Event], attempt: int) -> str:
         """Start an attempt on the best free slot (`fit` must be non-zero); return the name of its node."""
 
-    def poll(self, timeout: float) -> None:
+    def poll(self, timeout: float, left: int) -> None:
         """Deliver new reports; return after about `timeout` seconds at the latest (inline: after a trial).
 
-        Raises HeadLostError.
+        `left` trials run, or could if they had a slot. Raises HeadLostError.
         """
 
     def held_up(self) -> str:

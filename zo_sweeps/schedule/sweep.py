@@ -86,7 +86,7 @@ class Sweep:
             with signals_restored():
                 try:
                     on_stop(self.stop.interrupt)
-                    self.backend.start(self._receive, len(self.queue))
+                    self.backend.start(self._receive, len(self.queue.every))
                     self.stop.started()
                     self.say(f"{counted(len(self.queue), 'trial')} to run on {self.backend.describe()}")
                     self._loop()
@@ -144,7 +144,7 @@ class Sweep:
                 observer.looks()
             if not self.running and not (self.backend.grows and self.queue and not self.stop.wanted):
                 return
-            self.backend.poll(POLL_SECONDS)
+            self.backend.poll(POLL_SECONDS, len(self.queue) + len(self.running))
 
     def _launch(self, trial: Trial) -> None:
         """Start an attempt, unless its trial has a result, or a damaged journal."""

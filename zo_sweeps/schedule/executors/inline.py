@@ -123,7 +123,7 @@ class InlineBackend:
         self._waiting, self._warm_key = (trial, journal, attempt), trial.warm_key
         return NODE
 
-    def poll(self, timeout: float) -> None:
+    def poll(self, timeout: float, left: int) -> None:
         if not self._waiting:
             return
         trial, journal, attempt = self._waiting

@@ -89,12 +89,11 @@ class RayBackend:
         me = Claim(self._connection.driver, user=self._connection.user, priority=priority)
         self._slots = Slots(target, self._options, self._connection.agents, me)
         self._joined = self._refreshed = self._polled = 0.0  # monotonic
-        self._left = 0  # trials without a result
+        self._left = 0  # trials that run or could
         self._stopping = self._stop_sent = False
 
     def start(self, deliver: Deliver, trials: int) -> None:
         self._deliver = deliver
-        self._left = trials
         self._stopping = self._stop_sent = False
         if self.grows:
             self._connection.join()
@@ -132,10 +131,10 @@ class RayBackend:
         self._drain(slot)
         return slot.node.name
 
-    def poll(self, timeout: float) -> None:
+    def poll(self, timeout: float, left: int) -> None:
         import ray
 
-        began = time.monotonic()
+        began, self._left = time.monotonic(), left
         alone = not self._slots.others and began - self._joined > REFRESH_SECONDS
         period = REFRESH_SECONDS if alone else TURN_SECONDS
         if self.grows and began - self._refreshed >= period:
@@ -293,7 +292,6 @@ class RayBackend:
         if why:
             self._deliver(Lost(*attempt, why, slot.node.name, blameless=True))
         else:
-            self._left -= ended.state.is_result
             self._deliver(Finished(*attempt, ended))
 
     def _lose(self, slot: Slot, why: str) -> None:
