@@ -35,7 +35,7 @@ from zo_sweeps.config.schema import (
     OnConfig,
     RunConfig,
     faults,
-    siblings,
+    unknown_key,
 )
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import conf_dir, folder_at, reading
@@ -175,7 +175,7 @@ class Composer:
         origin = self.locate(self._chosen)
         for path, kind in (fault for key, part in typed.items() for fault in faults(part, key)):
             if not kind:
-                raise unknown("key", path, siblings(path), where=origin(path))
+                raise unknown_key(path, origin(path))
             raise UserError(f"{path} has the wrong type", where=origin(path), fix=f"it must be {kind}")
         grid = typed["grid"]
         if both := {*grid.entrants} & {*grid.blocks}:
@@ -324,7 +324,7 @@ class Composer:
         if (path, repr(value)) in self._checked:
             return
         if path.split(".")[0] not in TRIAL_KEYS:
-            raise unknown("key", path, TRIAL_KEYS, where=where)
+            raise unknown_key(path, where)
         try:
             OmegaConf.update(self._scratch, path, value)
         except OmegaConfBaseException as error:
@@ -354,6 +354,12 @@ def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> Use
         listed = re.search(r"Available options in '[^']*':\n((?:\t.+\n?)*)", text)
         choices = listed[1].split() if listed else ()
         where = locate(found[1])
+        kind, _, path = found[1].partition("/")
+        if "/" in path:
+            here, stem = f"{'+' * (kind == 'grid')}{kind}", Path(path).stem
+            file = f"{here}={stem} --config-dir FOLDER, where FOLDER/{kind}/{stem}.yaml is the file"
+            fix = f"write model=local model.path={path}" if kind == "model" else f"write {file}"
+            return UserError(f"{path} is no name of a {kind}", where=locate(kind), fix=fix)
         return registry.absent(group, name, where) or unknown(group or "configuration", name, choices, where=where)
     if found := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
         group = found[1].split("@")[0]
@@ -361,7 +367,7 @@ def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> Use
         return UserError(f"{group} is not in the defaults list", fix=f"to append to your default list use +{given}")
     if found := re.search(r"Key '([^']+)' (?:not in|is not in) '?(\w+)", text):
         path = full[1] if full else found[1]
-        return unknown("key", path, siblings(path), where=locate(path))
+        return unknown_key(path, locate(path))
     if found := re.search(r"Interpolation key '([^']*)' not found", text):
         return UserError(f"${{{found[1]}}} names no key", where=f"{key} ({locate(key)})" if full else "")
     if found := re.search(r"Multiple values for ([\w/]+)", text):

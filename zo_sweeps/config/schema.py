@@ -13,10 +13,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods.definition import hints, options, write
 from zo_sweeps.methods.evaluation import Evaluation
 from zo_sweeps.methods.executor import Budget, Executor
 from zo_sweeps.methods.parts import Data, Device, Gradients, Model, PromptOptions, Split, Train
+from zo_sweeps.methods.registry import members
 
 # Groups that only choose their own sub-tree: each option is composed once, in however many trials it is combined.
 OWN_TREE = ("model", "task", "prompt", "precision", "device")
@@ -307,6 +309,18 @@ def faults(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from faults(entry, f"{own}.{key}")
             if isinstance(entry, (dict, list)) and (kind := SCALARS.get(get_args(hints[f.name])[-1])):
                 yield f"{own}.{key}", kind
+
+
+def unknown_key(path: str, where: str) -> UserError:
+    """Return the error for a key that nothing declares; the likely fix: one of that name elsewhere, or like it."""
+    error, name = unknown("key", path, siblings(path), where=where), path.rpartition(".")[2]
+    parts = {key: fields(part) for key, part in get_type_hints(Config).items() if is_dataclass(part)}
+    declared = {f"{key}.{f.name}" for key, own in parts.items() for f in own}
+    for axis in ("precision", *AXES):
+        declared |= {f"{axis}.{f.name}" for one in members(axis).values() for f in options(one)}
+    if named := sorted(key for key in declared if key.endswith(f".{name}")):
+        error.fix = f"did you mean {' or '.join(map(repr, named))}?"
+    return error
 
 
 def siblings(path: str) -> list[str]:

@@ -251,7 +251,10 @@ def _limits(f: Field[Any], value: Any) -> str:
 
 
 def _wrong(value: object, path: str, locate: Locate, wanted: str) -> UserError:
-    return UserError(f"{path}={value!r} has the wrong type", where=locate(path), fix=f"it must be {wanted}")
+    fix = f"it must be {wanted}"
+    if isinstance(value, list):
+        fix += f"; several make an axis: {path}={','.join(map(str, value))}"
+    return UserError(f"{path}={value!r} has the wrong type", where=locate(path), fix=fix)
 
 
 def _called(kind: Any) -> str:

@@ -23,6 +23,12 @@ class ModelSource(str, Enum):
     RANDOM = "random"
     DEMO = "demo"
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The options of `Model` that say which model of this source it is."""
+        of = {"hub": ("path", "revision"), "local": ("path", "arch"), "random": ("arch", "seed"), "demo": ()}
+        return of[self.value]
+
 
 @dataclass(frozen=True)
 class Model(Checked):

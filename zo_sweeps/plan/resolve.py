@@ -203,7 +203,7 @@ class Resolver:
             if self._takes(tree, path, setting):
                 _set(tree, path, value)
                 given[path] = PLACE if path in forced else setting.where
-        tree["model"] = _model(tree["model"], {path: setting.values[path] for path in given})
+        tree["model"] = _model(tree["model"], {path: setting.values[path] for path in given}, given)
         located = composer.locate(setting.choices)
 
         def where(key: str) -> str:
@@ -275,11 +275,14 @@ def _key(name: str, value: Any) -> tuple[str, str]:
     return name, repr(value)
 
 
-def _model(model: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _model(model: dict[str, Any], given: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
     """Return a model as this machine has it: a folder as a local one, and a hub model as the file that `fetch` left.
 
     Args:
         given: what the grid and the command line set; with another path or shape it is shown as another model.
+        places: key -> where that is.
+
+    Raises UserError for what has no meaning for a model of its source, which would run unchanged.
     """
     edited = {path for path in given if path.startswith("model.")}
     path = model["path"]
@@ -291,6 +294,13 @@ def _model(model: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         elif not edited and (file := fetched(model)):
             local: dict[str, Any] = {"source": ModelSource.LOCAL.value, "path": str(file), "revision": None, "arch": {}}
             model = {**model, **local, "display": model["wheel"]["display"]}
+    source = ModelSource(model["source"])
+    for key in sorted(edited):
+        option = key.split(".")[1]
+        having = [one.value for one in ModelSource if option in one.reads]
+        if having and source.value not in having and given[key] is not None:
+            what = f"{key} says nothing of {model['name']}, whose source is {source.value}, not {' or '.join(having)}"
+            raise UserError(what, where=places[key], fix=f"model=local model.path={given[key]}" * (option == "path"))
     if edited:
         said = {"another shape" if key.startswith("model.arch") else f"{key}={given[key]}" for key in edited}
         model = {**model, "display": f"{model['display']} ({', '.join(sorted(said))})"}

@@ -121,7 +121,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
     to_go, joules_left = _to_go(guess, left, seconds_left, slots), _total(left, share, guess.joules)
     return PlanFacts(
         grid=plan.name,
-        title=plan.grid.title,
+        title=plan.title,
         state_dir=str(plan.config.folder),
         columns=dict(plan.labels),
         entries=len(plan.cells),
