@@ -349,6 +349,27 @@ def test_closures_and_models_that_do_not_fit_are_refused() -> None:
     Optimizer(dropping.eval()).step(lambda rows=X: dropping(rows).sum())
     with pytest.raises(UserError, match="no parameter of the model requires grad; call requires_grad_"):
         Optimizer(network().requires_grad_(False))
+    with pytest.raises(UserError, match=r"the model is a generator, not a module of torch; write Optimizer\(model"):
+        Optimizer(network().parameters())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="the closure returned nothing; return the minibatch's loss"):
+        Optimizer(network()).step(lambda: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(UserError, match=r"a group cannot be added: .*; call requires_grad_"):
+        Optimizer(network()).add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def test_a_layer_whose_forwards_change_it_is_refused() -> None:
+    """Its running statistics would be of the points of all steps, and a replayed model's of none."""
+    normed = nn.Sequential(network(), nn.BatchNorm1d(network()(X).shape[1]))
+    opt = Optimizer(normed)
+    with pytest.raises(UserError, match=r"BatchNorm1d keeps statistics of .*; call model.eval\(\), or set"):
+        opt.step(lambda: normed(X).square().sum())
+    normed[1].momentum = 0.0
+    before = {name: buffer.clone() for name, buffer in normed.named_buffers() if "running" in name}
+    opt.step(lambda: normed(X).square().sum())
+    assert all(torch.equal(buffer, before[name]) for name, buffer in normed.named_buffers() if name in before)
+    normed[1].momentum = 0.1
+    normed.eval()
+    opt.step(lambda: normed(X).square().sum())
 
 
 def test_a_log_is_refused_where_its_run_did_not_begin(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from zo_sweeps.config.composer import Composer
@@ -91,6 +92,9 @@ class Optimizer(torch.optim.Optimizer):
         config_dirs: Sequence[str | Path] = (),
         **options: Any,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            fix = 'write Optimizer(model, "mezo"): it trains the parameters that require grad'
+            raise UserError(f"the model is a {type(model).__name__}, not a module of torch", fix=fix)
         config = _configured(model, method, options, config_dirs)
         self._model, self._config, self._seed = model, config, seed
         self.space = config.space.install(model, _layers(model, config.space), seed)
@@ -107,6 +111,13 @@ class Optimizer(torch.optim.Optimizer):
         self.estimate: Estimate | None = None
         super().__init__(list(self.space.params.values()), {"lr": config.update.lr})
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse parameters beyond those of the space: what a step moves was chosen with the method."""
+        if self.param_groups:
+            what = "a group cannot be added: the method trains the parameters of its space alone"
+            raise UserError(what, fix="call requires_grad_() on those to train before making the optimizer")
+        super().add_param_group(param_group)
+
     @property
     def definition(self) -> Space:
         """The definition of the trained space, with its options."""
@@ -121,10 +132,14 @@ class Optimizer(torch.optim.Optimizer):
                 takes their number P, repeats its rows P times, and returns the losses of the P groups of rows, [P].
 
         Raises DivergedError if a loss is not finite, with the weights as they were, and UserError for a closure that
-        does not fit the method, a loss in half precision, or a model that draws dropout.
+        does not fit the method, a loss in half precision, or a model that draws dropout or keeps statistics.
         """
-        if any(isinstance(layer, _DropoutNd) and layer.training and layer.p > 0 for layer in self._model.modules()):
-            raise UserError("the model draws dropout, other at each point of a step", fix="call model.eval()")
+        for layer in self._model.modules():
+            if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
+                raise UserError("the model draws dropout, other at each point of a step", fix="call model.eval()")
+            if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats and layer.momentum != 0:
+                what = f"{type(layer).__name__} keeps statistics of a step's points, which no log has"
+                raise UserError(what, fix="call model.eval(), or set its momentum to 0 and take them after training")
         number, lr, seen = len(self.log) + 1, float(self.param_groups[0]["lr"]), _Seen()
         f, state = self._objective(closure), self._state
         estimate, self._state = step(
@@ -151,7 +166,10 @@ class Optimizer(torch.optim.Optimizer):
             raise UserError(what, fix="write lambda points: ..., or mode='sequential' for one point in each")
 
         def f(points: int) -> Tensor:
-            losses = torch.as_tensor(closure(points) if takes_points else closure())
+            returned = closure(points) if takes_points else closure()
+            if returned is None:
+                raise UserError("the closure returned nothing", fix="return the minibatch's loss")
+            losses = torch.as_tensor(returned)
             if losses.numel() != points:
                 what = f"the closure returned losses of shape {list(losses.shape)}"
                 raise UserError(what, fix=f"return a loss for each of {points} points: [{points}]")
