@@ -27,9 +27,9 @@ def trial(
     **behaviour,
 ) -> Trial:
     """A trial named `name`. Behaviour: pause (seconds a step), raises (on which attempts), dies (SIGKILL: at that step
-    of those attempts), ends (a state), leaves (sys.exit), gate (a file, awaited after step 8), peak (bytes that it
-    says it needed), rungs (step -> dev loss: where it pauses),
-    eats (GiB that it takes: at step 3 of its first attempt), warns (of which metrics)."""
+    of those attempts), asked (SIGTERM: the same), ends (a state), leaves (sys.exit), gate (a file, awaited after step
+    8), peak (bytes that it says it needed), rungs (step -> dev loss: where it pauses), eats (GiB that it takes: at step
+    3 of its first attempt), warns (of which metrics)."""
     config = StoredConfig({"folder": str(folder), "seed": len(name), **behaviour})
     sizes = {"cost": float(steps), "steps": steps}
     return Trial(name, config, needs=needs, warm_key=warm, label=name, block=row, **sizes)
@@ -97,6 +97,10 @@ def run_trial(
         if step == 3 and attempt in config.get("dies", []):
             time.sleep(1.2)  # long enough for the two steps before to have been drained
             os.kill(os.getpid(), signal.SIGKILL)
+        if step == 3 and attempt in config.get("asked", []):
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not should_stop():
+                time.sleep(0.01)
         time.sleep(config.get("pause", 0.0))
         value = 3.7 * value * (1.0 - value)  # chaotic: a step that is left out or done twice shows
         losses.append(value * step)

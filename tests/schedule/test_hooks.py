@@ -17,6 +17,7 @@ import pytest
 from zo_sweeps.config.schema import OnConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
+from zo_sweeps.record.sweep_book import Command
 from zo_sweeps.schedule import hooks
 from zo_sweeps.schedule.backend import HeadLostError
 from zo_sweeps.schedule.snapshot import Snapshot
@@ -159,3 +160,8 @@ def test_a_hook_that_cannot_be_called_is_refused_before_the_launch(hook: str, er
     with pytest.raises(UserError, match=error) as raised:
         hooks.check(OnConfig(failed=hook))
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["on.done=x", "++on.done=x", "on={done: x}", "+on={failed: x}", "~on.done"])
+def test_no_form_of_a_hook_is_kept_with_the_command(text: str) -> None:
+    assert Command.of(["+grid=g", text, "update.lr=1e-3"]).overrides == ("+grid=g", "update.lr=1e-3")

@@ -64,6 +64,7 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
     plan = fakes.trials(work, 12, warm="a", pause=0.01)
     plan[2] = fakes.trial(work, "t002", warm="a", dies=[1])
     plan[3] = fakes.trial(work, "t003", warm="a", raises=[1])
+    plan[4] = fakes.trial(work, "t004", warm="a", asked=[1])  # by a user, or a guard of the machine's memory
     plan += [fakes.trial(work, "far", needs=Needs("jetson-tx2")), fakes.trial(work, "big", needs=Needs("auto", 2**50))]
     plan.insert(0, plan.pop())  # nobody waits behind what no node can take
     said: list[str] = []
@@ -93,12 +94,14 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
     assert set(fakes.completions(work, names).values()) == {1}
     assert [start["from"] for start in starts(work, "t002")] == ["0", "2"]
     assert [start["from"] for start in starts(work, "t003")] == ["0", "2"]
+    assert [start["from"] for start in starts(work, "t004")] == ["0", "3"]
     lost = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines() if '"LOST"' in line]
-    assert [(e["trial_id"], e["error"]) for e in lost] == [
-        ("t002", "its process ended unexpectedly (killed, or crashed)")
+    assert sorted((e["trial_id"], e["error"]) for e in lost) == [
+        ("t002", "its process ended unexpectedly (killed, or crashed)"),
+        ("t004", "handed back: its node was asked to stop"),
     ]
     everything = [start for name in names for start in starts(work, name)]
-    assert 2 <= len({start["pid"] for start in everything}) <= 3  # warm actors, and one in place of the dead one
+    assert 3 <= len({start["pid"] for start in everything}) <= 4  # warm actors, and one in place of each that ended
     assert {start["threads"] for start in everything} == {"1"}
     assert len({str(result) for result in results(tmp_path).values()}) == 1  # the same recurrence, disturbed or not
 

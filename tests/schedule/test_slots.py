@@ -151,6 +151,11 @@ def test_actors_that_wait_in_ray_for_a_slot_of_another_sweep_are_called_off() ->
     mine.hear([Claim("other", places={"1": (1, 1.0, 0, 0)})])
     assert mine.in_vain() == [new], "three CPUs are asked for, of two"
     assert mine.claim().places == {"1": (2, 2, 0, 0)}
+    leader = Slot(None, DESK, 0, trial=needing(0), heard=True, followers=[new])
+    mine._slots[0] = leader
+    assert mine.in_vain() == [], "a trial whose leader runs says itself what it does without a follower"
+    leader.heard = False
+    assert mine.in_vain() == [leader], "and is called off once, with its followers"
 
 
 def test_idle_actors_are_given_back_where_another_sweep_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ class Command:
     @classmethod
     def of(cls, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Command:
         """Return a command as it is kept: without hooks, whose values may hold credentials."""
-        return cls(tuple(text for text in overrides if not text.lstrip("+~").startswith("on.")), tuple(config_dirs))
+        key = lambda text: text.lstrip("+~").partition("=")[0]
+        return cls(tuple(text for text in overrides if key(text).partition(".")[0] != "on"), tuple(config_dirs))
 
     def __str__(self) -> str:
         return self._line()

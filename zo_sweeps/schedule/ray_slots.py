@@ -171,15 +171,18 @@ class Slots:
     def in_vain(self) -> list[Slot]:
         """Return the slots whose actors may wait in Ray, where the drivers that share a node have asked for too much.
 
-        Ray would give each of them the next free CPU, whoever's turn that is.
+        Ray would give each of them the next free CPU, whoever's turn that is. A slot that leads others stands for all
+        of them, and once it has answered, none is returned: a trial that runs has its own way with absent followers.
         """
         asked = self.claim().places
-        return [
-            slot
-            for slot in self._slots
-            if slot.trial and not slot.heard and not slot.node.is_agent
-            if (other := self._claimed.get(slot.node.node_id)) and _exceeds(slot.node, asked[slot.node.node_id], other)
-        ]
+
+        def waits(slot: Slot) -> bool:
+            other = None if slot.node.is_agent else self._claimed.get(slot.node.node_id)
+            return other is not None and _exceeds(slot.node, asked[slot.node.node_id], other)
+
+        led = {id(follower) for slot in self._slots for follower in slot.followers}
+        first = [slot for slot in self._slots if slot.trial and not slot.heard and id(slot) not in led]
+        return [slot for slot in first if any(map(waits, (slot, *slot.followers)))]
 
     def holders(self) -> list[str]:
         """Return the drivers that hold slots of the device profiles that this sweep waits for."""

@@ -58,7 +58,7 @@ class Result:
         summary = self.summary
         if summary.interrupted or summary.over:
             return "KILLED"
-        bad = sum(summary.counts.get(state, 0) for state in (TrialState.FAILED, TrialState.LOST))
+        bad = sum(summary.counts.get(state, 0) for state in (TrialState.FAILED, TrialState.LOST, TrialState.PENDING))
         failed = bad or summary.stopped or summary.stopped_rows or summary.waiting or self.no_success
         return "FAILED" if failed else "FINISHED"
 

@@ -238,7 +238,7 @@ class RayBackend:
         for call, follower in calls.items():
             self._slots.drop(follower)
             if call not in ready and follower.node != slot.node:  # its whole node may be unreachable
-                self._slots.avoid(follower.node, DEAD_SECONDS)
+                self._avoid(follower.node, DEAD_SECONDS)
 
     # --- reports of the actors
 
@@ -263,7 +263,7 @@ class RayBackend:
             self._refresh()
             if not given_up:
                 if why == NODE_LOST:
-                    self._slots.avoid(slot.node, DEAD_SECONDS)
+                    self._avoid(slot.node, DEAD_SECONDS)
                 self._lose(slot, why)
             return
         if slot in self._slots.silent:  # it answered, but too late
@@ -285,7 +285,7 @@ class RayBackend:
             self._slots.losses.finished(slot.node.node_id)  # it came to an end of its own
         else:
             self._slots.drop(slot)
-            self._slots.avoid(slot.node, REFUSED_SECONDS if slot.node.is_agent else LEAVING_SECONDS)
+            self._avoid(slot.node, REFUSED_SECONDS if slot.node.is_agent else LEAVING_SECONDS)
         ended, why = Outcome.read(outcome), slot.outgrown
         if leaving and ended.state is TrialState.CANCELLED and not self._stopping:
             why = "handed back: its node was asked to stop"
@@ -294,9 +294,13 @@ class RayBackend:
         else:
             self._deliver(Finished(*attempt, ended))
 
+    def _avoid(self, node: Node, seconds: float) -> None:
+        if self.grows:  # a cluster of our own has one node: a process that was asked to end says nothing of it
+            self._slots.avoid(node, seconds)
+
     def _lose(self, slot: Slot, why: str) -> None:
         assert slot.trial
-        sick = self._slots.lose(slot, why) if self.grows else ""  # a cluster of our own has one node
+        sick = self._slots.lose(slot, why) if self.grows else ""
         lost = Lost(slot.trial.trial_id, slot.attempt, why, slot.node.name, blameless=bool(sick), sick=sick)
         self._deliver(lost)
 
