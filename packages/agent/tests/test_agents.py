@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import read_event
 from zo_sweeps.core.trial import Needs, Outcome, SharedSteps, StoredConfig, Trial, TrialState
 from zo_sweeps.methods.executor import Executor
+from zo_sweeps.schedule import ray_private
 from zo_sweeps.schedule.fairness import Claim
 from zo_sweeps.schedule.placement import Node, preference, reason, refusal
 from zo_sweeps.schedule.ray_slots import Slot, Slots
@@ -198,18 +200,30 @@ def test_the_nodes_are_the_agents_that_are_online(store: Store) -> None:
     sent = Note(time.time(), "", tuple(store.agents()))
     note = Note.of(json.loads(json.dumps(sent.to_json())))  # as it comes from the head
     assert note == sent
-    (node,) = agents.nodes(note, "d", time.time())
+    (node,) = agents.nodes(note, "d", 0.0)
     assert (node.node_id, node.device, node.cpus, node.gpus) == ("agent:board", "jetson-tx2", 4, 1)
     assert (node.slots, node.leased) == (1, 1)
-    assert agents.nodes(note, "other", time.time())[0].leased == 0, "its own lease leaves it its slot"
+    assert agents.nodes(note, "other", 0.0)[0].leased == 0, "its own lease leaves it its slot"
     process = replace(note.agents[0], running=((f"other{agents.OF_DRIVER}1", "u"),))
-    (node,) = agents.nodes(replace(note, agents=(process,)), "other", time.time())
+    (node,) = agents.nodes(replace(note, agents=(process,)), "other", 0.0)
     assert (node.leased, node.light) == (0, False), "and so does that of a process of its own"
-    assert agents.nodes(note, "d", time.time() + agents.NOTE_SECONDS + 1) == [], "nobody writes the note any more"
+    assert agents.nodes(note, "d", agents.NOTE_SECONDS + 1) == [], "nobody writes the note any more"
     silent = replace(note.agents[0], heard=note.time - leases.OFFLINE_SECONDS)
-    assert agents.nodes(replace(note, agents=(silent,)), "d", time.time()) == []
+    assert agents.nodes(replace(note, agents=(silent,)), "d", 0.0) == []
     with pytest.raises(UserError, match="install the head's version"):
         Note.of({**sent.to_json(), "agents": [{"name": "b"}]})
+
+
+def test_a_head_with_another_clock_is_believed_while_it_writes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, now = Note(time.time() - 3600.0, "", tuple(store.agents())).to_json(), [0.0]
+    monkeypatch.setattr(ray_private, "joined_notes", lambda: SimpleNamespace(notes=lambda kind: {"": written}))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    cluster = ClusterAgents()
+    for passed, there in ((0.0, 1), (agents.NOTE_SECONDS, 1), (agents.NOTE_SECONDS + 1, 0)):
+        now[0] = passed
+        assert len(cluster.nodes()) == there
+    written["time"] += 1.0
+    assert len(cluster.nodes()) == 1, "it writes again"
 
 
 BOARD = Node("agent:b", "b", "cpu", 4, 0, 2**34, slots=1, refused={"nf4": "no kernel"})

@@ -255,6 +255,24 @@ def test_a_code_works_once_for_a_while(head: Head, tmp_path: Path) -> None:
             enrol(code, name)
 
 
+def test_a_registration_whose_answer_was_lost_ends_with_the_same_code(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, post, answers = codes.parse(head.code()), Link.post, []
+
+    def lost_once(self: Link, path: str, body: Any) -> Any:
+        answers.append(post(self, path, body))
+        if len(answers) == 1:
+            raise UnreachableError("timed out")
+        return answers[-1]
+
+    monkeypatch.setattr(Link, "post", lost_once)
+    with pytest.raises(UserError, match="timed out"):
+        keys.enrol(tmp_path / "board", head.url, code, "board", "cpu", None)
+    made = keys.enrol(tmp_path / "board", head.url, code, "board", "cpu", None)
+    assert made.link(tmp_path / "board").get("/v1/work", {"wait": "0"}) == {"leases": [], "stop": []}
+
+
 def test_wrong_codes_and_strangers_requests_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

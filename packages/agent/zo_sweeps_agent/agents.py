@@ -39,9 +39,13 @@ STAMP_SECONDS = 5.0  # between the driver's signs of life
 Drained = tuple[list[Event], dict[str, Any] | None, bool]  # as `TrialActor.drain` returns them
 
 
-def nodes(note: Note, driver: str, now: float) -> list[Node]:
-    """Return the agents that can take trials of a driver, from the note that the head's reporter writes."""
-    if now - note.time > NOTE_SECONDS:
+def nodes(note: Note, driver: str, age: float) -> list[Node]:
+    """Return the agents that can take trials of a driver, from the note that the head's reporter writes.
+
+    Args:
+        age: seconds since this process first saw that note: the clocks of two hosts may differ.
+    """
+    if age > NOTE_SECONDS:
         return []
     return [
         Node(

@@ -27,6 +27,7 @@ class ClusterAgents(placement.Agents):
         self._driver = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._proxies: Any = None
         self._store = ""
+        self._seen = (0.0, 0.0)  # when the last note was written by the head's clock, and first seen here (monotonic)
 
     def nodes(self) -> list[Node]:
         """Return the agents that can take this driver's trials. Cost: about 1 ms."""
@@ -37,7 +38,10 @@ class ClusterAgents(placement.Agents):
             return []
         parsed = Note.of(note)
         self._store = parsed.store
-        return nodes(parsed, self._driver, time.time())
+        now = time.monotonic()
+        if self._seen[0] != parsed.time:
+            self._seen = (parsed.time, now)
+        return nodes(parsed, self._driver, now - self._seen[1])
 
     def takes(self, trial: Trial) -> bool:
         """Return whether some agent might run a trial."""

@@ -141,7 +141,7 @@ def enrol(folder: Path, url: str, code: codes.Code, name: str, device: str, auth
     authority = None if authorities is None else _certificates(authorities)
     try:
         authority = _authority(url, code) if by_pin else authority
-        key = _new_key(folder)
+        key = _key_of_attempt(folder)
         with_head = Link(url, pinned(authority) if by_pin and authority else trusted(authority))
         request = protocol.Enrolment(code.secret.hex(), _request(key, name), name, device)
         enrolled = understood(protocol.Enrolled, with_head.post("/v1/enrol", request.to_json()))
@@ -187,6 +187,16 @@ def _authority(url: str, code: codes.Code) -> str:
         what = f"{url} is not the head that printed this code: its authority is another one; nothing was sent to it"
         raise UserError(what, where="--code", fix="check the address, and who answers there")
     return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _key_of_attempt(folder: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the key to register: the last attempt's if it did not end, which the head may have signed; else a new."""
+    if not (folder / "registration.json").exists():
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            kept = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), password=None)
+            if isinstance(kept, ec.EllipticCurvePrivateKey):
+                return kept
+    return _new_key(folder)
 
 
 def _new_key(folder: Path) -> ec.EllipticCurvePrivateKey:

@@ -118,12 +118,14 @@ class TrialProcess:
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": visible},
             )
         assert process.stdout is not None
-        threading.Thread(target=self._listen, args=(process.stdout,), daemon=True).start()
+        self._ended = queue.SimpleQueue()  # of this process: what an earlier one still said is no word on its trials
+        threading.Thread(target=_listen, args=(process.stdout, self._ended), daemon=True).start()
         return process
 
-    def _listen(self, output: IO[bytes]) -> None:
-        for _ in output:
-            self._ended.put(None)
+
+def _listen(output: IO[bytes], ended: queue.SimpleQueue[None]) -> None:
+    for _ in output:
+        ended.put(None)
 
 
 @dataclass(frozen=True)
