@@ -292,6 +292,17 @@ def test_what_is_measured_says_so(undisturbed: Any) -> None:
     assert outcome.metrics["train_seconds"] <= outcome.metrics["wall_seconds"]
 
 
+def test_the_seconds_of_a_trial_are_those_of_all_its_attempts_if_all_are_known() -> None:
+    trial, looks = make(*RUNS["zo lora_fa"]), iter(range(1000))
+    first, journal = run(trial, stop=lambda: next(looks) > 4)
+    assert first.state is TrialState.CANCELLED
+    whole, _ = run(trial, journal, attempt=2)
+    assert whole.metrics["wall_seconds"] > first.metrics["wall_seconds"] + whole.metrics["load_seconds"] / 2
+    assert whole.metrics["train_seconds"] <= whole.metrics["wall_seconds"]
+    killed, _ = run(trial, journal[:-1], attempt=2)
+    assert not {"wall_seconds", "load_seconds"} & killed.metrics.keys(), "nobody knows when it was killed"
+
+
 def test_the_directions_of_a_generator_that_repeats_are_a_metric(undisturbed: Any) -> None:
     outcome, _ = run(make("method=pezo_pool", "perturbation.k=4", "train.steps=1", "update.lr=1e-4"))
     assert outcome.metrics["directions"] == 15 / math.gcd(15, int(outcome.metrics["trainable_parameters"]))

@@ -78,11 +78,16 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path, *, alone: bool = False) -> Iterator[Path]:
     """Yield a temporary folder beside `folder`, and rename it to `folder`, absent or empty, when the block ends.
 
     After an error it is removed. Raises OSError if `folder` has files by then.
+
+    Args:
+        alone: whether a lock keeps other processes from making it: what killed ones have left of it is then removed.
     """
+    for left in folder.parent.glob(f"{folder.name}.*.part") if alone else ():
+        shutil.rmtree(left, ignore_errors=True)
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
         part.mkdir(parents=True)

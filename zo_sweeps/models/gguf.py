@@ -68,7 +68,7 @@ def converted(file: Path, digest: str) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f"{folder.name}.lock")):
             if not folder.is_dir():
-                with new_folder(folder) as part:
+                with new_folder(folder, alone=True) as part:
                     _convert(file, part)
     except OSError as error:
         fix = "set ZO_SWEEPS_CACHE to a writable folder with room for 4 bytes per parameter"

@@ -279,7 +279,7 @@ def prepared(
         with locked(folder.with_suffix(".lock")):
             if not _is_whole(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-                with new_folder(folder) as part:
+                with new_folder(folder, alone=True) as part:
                     keep(_build(config, device, part, progress))
     except OSError as error:
         fix = "set ZO_SWEEPS_CACHE to a writable folder with room for the model"

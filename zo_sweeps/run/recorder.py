@@ -59,6 +59,9 @@ class Recorder:
         self.largest = (1, 0)  # the step of this attempt with the most tokens, the first of equals, and their number
         self.measured: dict[str, float] = {}  # metrics of the outcome, by name
         self.unmeasured: dict[str, str] = {}  # how names of metrics begin that cannot be measured here -> the reason
+        # What the attempts before took, by metric; None: one was killed, and nobody knows.
+        ends = only(End, journal)
+        self.before = None if len(ends) < len(starts) else ends[-1].outcome.metrics if ends else {}
         # The most trials with which an earlier version's attempt shared forwards, itself included; 0: with none.
         self.fused = max((start.fused or 0 for start in starts), default=0)
         self.device: Mapping[str, Any] = {}

@@ -58,8 +58,12 @@ def run_trial(
         state = TrialState.OUT_OF_MEMORY if is_out_of_memory(error) else TrialState.FAILED
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         outcome = recorder.outcome(state, error=what, trace=traceback.format_exc())
-    if not recorder.fused:
-        outcome = replace(outcome, metrics={**outcome.metrics, "wall_seconds": time.perf_counter() - began})
+    took = {**outcome.metrics, "wall_seconds": time.perf_counter() - began}
+    for name in ("wall_seconds", "load_seconds"):  # of all attempts
+        seconds = took.pop(name, 0.0)
+        if seconds and not recorder.fused and recorder.before is not None:
+            took[name] = seconds + recorder.before.get(name, 0.0)
+    outcome = replace(outcome, metrics=took)
     sink.emit(End(outcome=outcome))
     return outcome
 

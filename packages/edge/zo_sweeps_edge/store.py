@@ -41,7 +41,7 @@ def stored(
             if not folder.is_dir():
                 program, data = make()
                 check(program, data)
-                with new_folder(folder) as part:
+                with new_folder(folder, alone=True) as part:
                     (part / PROGRAM).write_bytes(data)
                     sizes = {**write(program), "made_from": key}
                     (part / SIZES).write_text(json.dumps(sizes), encoding="utf-8")
