@@ -22,7 +22,9 @@ from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.backend import Finished, Lost, Progress
 from zo_sweeps.schedule.executors.inline import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger, read_standing
+from zo_sweeps.schedule.snapshot import Summary
 from zo_sweeps.schedule.sweep import Sweep
+from zo_sweeps.session.session import Result
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -439,3 +441,18 @@ def test_numbers_that_a_node_makes_up_end_no_sweep(tmp_path, number):
     script += [[Finished("a", 1, made_up)], [Finished("b", 1, Outcome("b", TrialState.SUCCEEDED))]]
     plan = [dataclasses.replace(fakes.trial(tmp_path / "w", one, needs=Needs()), memory_key="m") for one in "ab"]
     assert sweep(tmp_path, plan, Scripted(script)).counts == {TrialState.SUCCEEDED: 2}
+
+
+@pytest.mark.parametrize(
+    ("left", "says", "status"),
+    [
+        ({}, {}, "FINISHED"),
+        ({TrialState.DIVERGED: 1}, {}, "FINISHED"),
+        ({TrialState.FAILED: 1}, {}, "FAILED"),
+        ({TrialState.PENDING: 1}, {}, "FAILED"),
+        ({TrialState.PENDING: 1}, {"over": "2 GPU hours"}, "KILLED"),
+    ],
+)
+def test_a_sweep_that_ends_with_trials_to_run_has_not_finished(left, says, status, tmp_path):
+    summary = Summary({TrialState.SUCCEEDED: 1, **left}, 0, 1, False, **says)
+    assert Result((), summary, 1.0, tmp_path, "").status == status

@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import json
 import os
+import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +33,8 @@ class Command:
     @classmethod
     def of(cls, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Command:
         """Return a command as it is kept: without hooks, whose values may hold credentials."""
-        key = lambda text: text.lstrip("+~").partition("=")[0]
-        return cls(tuple(text for text in overrides if key(text).partition(".")[0] != "on"), tuple(config_dirs))
+        parts = {text: re.split(r"[.=]", text.lstrip("+~"))[0] for text in overrides}
+        return cls(tuple(text for text in overrides if parts[text] != "on"), tuple(config_dirs))
 
     def __str__(self) -> str:
         return self._line()
