@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -344,9 +345,13 @@ def test_closures_and_models_that_do_not_fit_are_refused() -> None:
         UserError, match=r"the loss is in bf16, where the points .*; compute it in fp32, as of logits.float"
     ):
         Optimizer(network()).step(lambda: torch.zeros((), dtype=torch.bfloat16))
-    with pytest.raises(UserError, match=r"draws dropout, other at each point of a step; call model.eval"):
-        Optimizer(dropping := nn.Sequential(network(), nn.Dropout(0.1))).step(lambda: dropping(X).sum())
-    Optimizer(dropping.eval()).step(lambda rows=X: dropping(rows).sum())
+    for dropped in (nn.Dropout(0.1), Functional()):
+        dropping = nn.Sequential(network(), dropped)
+        opt = Optimizer(dropping)
+        with pytest.raises(UserError, match=r"draws random numbers, others at each point of a step.*; call model.eval"):
+            opt.step(lambda: dropping(X).sum())  # noqa: B023  # called at once
+        dropping.eval()
+        opt.step(lambda rows=X: dropping(rows).sum())  # noqa: B023
     with pytest.raises(UserError, match="no parameter of the model requires grad; call requires_grad_"):
         Optimizer(network().requires_grad_(False))
     with pytest.raises(UserError, match=r"the model is a generator, not a module of torch; write Optimizer\(model"):
@@ -355,6 +360,53 @@ def test_closures_and_models_that_do_not_fit_are_refused() -> None:
         Optimizer(network()).step(lambda: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(UserError, match=r"a group cannot be added: .*; call requires_grad_"):
         Optimizer(network()).add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+class Functional(nn.Module):
+    """Dropout as some families of transformers have it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.1, self.training)
+
+
+class Energy(nn.Module):
+    """A parameter that a method reads, and not forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.scale * x).square().sum()
+
+
+@pytest.mark.parametrize("trained", ["out_proj", "in_proj", "linear1", "norm2", ""])
+def test_torch_s_attention_is_computed_at_the_points(trained: str) -> None:
+    """It reads the weights of its last projection, and in one kernel those of a whole layer, and calls neither."""
+    torch.manual_seed(1)
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.randn(4, 5, 8)
+    coefs = []
+    for restore in ("exact", "in_place"):
+        model = deepcopy(layer)
+        for name, param in model.named_parameters():
+            param.requires_grad_(trained in name)
+        opt = Optimizer(model, "mezo", lr=1e-3, restore=restore)
+        opt.step(lambda: (model(x) - torch.arange(8.0)).square().mean())  # noqa: B023
+        assert opt.estimate is not None
+        coefs += opt.estimate.coefs
+    assert coefs[0] == pytest.approx(coefs[1], rel=1e-2)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_parameter_that_is_read_where_its_module_is_not_called_is_refused() -> None:
+    model = Energy()
+    opt = Optimizer(model, "mezo", lr=1e-3)
+    with pytest.raises(UserError, match=r"scale is read while its own module is not called.*; restore='in_place'"):
+        opt.step(lambda: model.of(X))
+    assert (model.scale.item(), opt.log) == (1.0, [])
+    assert Optimizer(model, "mezo", lr=1e-3, restore="in_place").step(lambda: model.of(X)) > 0
+    unused = nn.ModuleList([network(), network()])
+    assert Optimizer(unused, "mezo").step(lambda: unused[0](X).square().sum()) > 0, "an expert that no row went to"
 
 
 def test_a_layer_whose_forwards_change_it_is_refused() -> None:

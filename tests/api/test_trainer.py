@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import zo_sweeps
 from zo_sweeps import ZOTrainer
@@ -86,6 +93,57 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_bits(
     assert same(values(resumed), values(whole))
     replayed = zo_sweeps.replay(model(), tmp_path / "checkpoint-6" / "run.jsonl")
     assert same(values(replayed), values(whole))
+
+
+def test_a_run_that_was_interrupted_does_not_go_on_with_the_weights_that_it_has(tmp_path: Path) -> None:
+    class Interrupt(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 5:
+                raise KeyboardInterrupt
+
+    one = trainer(tmp_path)
+    one.add_callback(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        one.train()
+    with pytest.raises(
+        UserError, match=r"the model has taken steps, .*; load the model again, and make a new ZOTrainer"
+    ):
+        one.train(resume_from_checkpoint=True)
+
+
+def test_a_scaler_of_gradients_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate makes one for fp16 on a GPU, which refuses to step before it has scaled a loss."""
+    made, init = torch.amp.GradScaler("cpu"), Accelerator.__init__
+
+    def scaling(self: Accelerator, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.scaler, self.native_amp = made, True
+
+    monkeypatch.setattr(Accelerator, "__init__", scaling)
+    ran = trainer(tmp_path, max_steps=2)
+    ran.train()
+    assert len(ran.zo.log) == 2
+
+
+def test_a_loss_of_ones_own_has_one_point_in_a_forward(tmp_path: Path) -> None:
+    class Own(ZOTrainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs) * 2
+
+    with pytest.raises(UserError, match=r"need the model's own loss .*; options=.*sequential"):
+        trainer(tmp_path, "prge", Own).train()
+    ran = trainer(tmp_path, "prge", Own, options={"mode": "sequential"}, max_steps=1)
+    plain = trainer(tmp_path, "prge", options={"mode": "sequential"}, max_steps=1)
+    for one in (ran, plain):
+        one.train()
+    assert ran.zo.log[0].loss == pytest.approx(2 * plain.zo.log[0].loss)
+    labels = [0, 1] * 12
+    data = Dataset.from_dict({"input_ids": ROWS["input_ids"], "labels": labels})
+    classes = LlamaForSequenceClassification(LlamaConfig(**{**model().config.to_dict(), "pad_token_id": 0}))
+    of_classes = trainer(tmp_path, "prge", model=classes)
+    of_classes.train_dataset = data
+    with pytest.raises(UserError, match="need the model's own loss of logits and labels"):
+        of_classes.train()
 
 
 def test_points_in_one_forward_are_those_of_one_after_the_other(tmp_path: Path) -> None:

@@ -142,7 +142,9 @@ def out_of_place(
     """Make `module` compute at the one point within the block, with a few million perturbed values in memory at a time.
 
     A Linear computes its weight a few rows at a time and multiplies by them while they are in cache; an Embedding
-    computes the rows that it looks up; in any other module the parameters are swapped while it computes. Integer codes
+    computes the rows that it looks up; in any other module the parameters are swapped while it computes (those of an
+    attention's `out_proj`, which torch reads and does not call, while the attention does). A parameter that is read
+    while its own module does not compute is read as it is: `InPlace` has no such limit. Integer codes
     are swapped for codes, 1 byte each, one weight at a time. A parameter that is used twice is computed twice.
 
     Theta itself (scale 0) is multiplied in the same parts as any point, so that the two round alike: in half precision,
@@ -167,11 +169,13 @@ def out_of_place(
     in_parts = {
         layer: part for layer in moving if isinstance(noise, PartialPerturbation) and (part := _in_parts(layer))
     }
+    readers = {layer.out_proj: layer for layer in module.modules() if isinstance(layer, nn.MultiheadAttention)}
     with ExitStack() as hooks, linear.replaced(in_parts, lambda layer, own: partial(in_parts[layer], layer, at)):
         for layer in moving:
             if layer not in in_parts:
-                hooks.callback(layer.register_forward_pre_hook(partial(_enter, owned[layer], at)).remove)
-                hooks.callback(layer.register_forward_hook(partial(_leave, owned[layer]), always_call=True).remove)
+                reader, slots = readers.get(layer, layer), owned[layer]
+                hooks.callback(reader.register_forward_pre_hook(partial(_enter, layer, slots, at)).remove)
+                hooks.callback(reader.register_forward_hook(partial(_leave, layer, slots), always_call=True).remove)
         yield
 
 
@@ -211,13 +215,13 @@ def _linear(layer: nn.Linear, at: Callable[..., Tensor], x: Tensor) -> Tensor:
     return y
 
 
-def _enter(owned: dict[str, nn.Parameter], at: Callable[..., Tensor], layer: nn.Module, args: object) -> None:
-    slots: dict[str, Any] = layer._parameters  # with plain tensors, until `_leave`
+def _enter(owner: nn.Module, owned: dict[str, nn.Parameter], at: Callable[..., Tensor], *_: object) -> None:
+    slots: dict[str, Any] = owner._parameters  # with plain tensors, until `_leave`
     slots.update({slot: at(param) for slot, param in owned.items()})
 
 
-def _leave(owned: dict[str, nn.Parameter], layer: nn.Module, args: object, output: object) -> None:
-    layer._parameters.update(owned)
+def _leave(owner: nn.Module, owned: dict[str, nn.Parameter], *_: object) -> None:
+    owner._parameters.update(owned)
 
 
 class InPlace:

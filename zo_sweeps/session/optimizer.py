@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import AXES
@@ -31,7 +31,7 @@ from zo_sweeps.engine.types import Evaluate
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.definition import options, write
-from zo_sweeps.methods.evaluation import Evaluation
+from zo_sweeps.methods.evaluation import Evaluation, Restore
 from zo_sweeps.methods.parts import NamedMethod
 from zo_sweeps.methods.perturbation import Reads
 from zo_sweeps.methods.points import Estimate, NoiseKey, Point, Theta
@@ -132,19 +132,19 @@ class Optimizer(torch.optim.Optimizer):
                 takes their number P, repeats its rows P times, and returns the losses of the P groups of rows, [P].
 
         Raises DivergedError if a loss is not finite, with the weights as they were, and UserError for a closure that
-        does not fit the method, a loss in half precision, or a model that draws dropout or keeps statistics.
+        does not fit the method, a loss in half precision, a model that draws dropout or keeps statistics, and, in the
+        first step, parameters that are read outside of their modules' forwards (see `engine.evaluate.out_of_place`).
         """
         for layer in self._model.modules():
-            if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
-                raise UserError("the model draws dropout, other at each point of a step", fix="call model.eval()")
             if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats and layer.momentum != 0:
                 what = f"{type(layer).__name__} keeps statistics of a step's points, which no log has"
                 raise UserError(what, fix="call model.eval(), or set its momentum to 0 and take them after training")
         number, lr, seen = len(self.log) + 1, float(self.param_groups[0]["lr"]), _Seen()
         f, state = self._objective(closure), self._state
-        estimate, self._state = step(
-            self._method, self._model, self.space, f, state, seed=self._seed, step=number, lr=lr, peers=seen
-        )
+        with _called_one_by_one():
+            estimate, self._state = step(
+                self._method, self._model, self.space, f, state, seed=self._seed, step=number, lr=lr, peers=seen
+            )
         self._write()
         self.estimate, self.losses = estimate, seen.of_points
         self.log.append(Logged(lr, estimate.loss, estimate.coefs))
@@ -165,20 +165,47 @@ class Optimizer(torch.optim.Optimizer):
             )
             raise UserError(what, fix="write lambda points: ..., or mode='sequential' for one point in each")
 
+        draws = any(layer.training for layer in self._model.modules())
+
         def f(points: int) -> Tensor:
-            returned = closure(points) if takes_points else closure()
+            call = partial(closure, points) if takes_points else closure
+            before = _drawn() if draws else None
+            with nullcontext(set[nn.Module]()) if self.log else _calls_of(self._model) as called:
+                returned = call()
+            if before is not None and not all(map(torch.equal, before, _drawn())):
+                what = "the closure draws random numbers, others at each point of a step: dropout, or a minibatch"
+                raise UserError(what, fix="call model.eval(), and draw the minibatch outside of the closure")
             if returned is None:
                 raise UserError("the closure returned nothing", fix="return the minibatch's loss")
             losses = torch.as_tensor(returned)
             if losses.numel() != points:
                 what = f"the closure returned losses of shape {list(losses.shape)}"
                 raise UserError(what, fix=f"return a loss for each of {points} points: [{points}]")
+            if not self.log:
+                self._check_reads(called, losses, call)
             if losses.dtype in PRECISIONS:
                 what = f"the loss is in {PRECISIONS[losses.dtype]}, where the points of a step round to the same"
                 raise UserError(what, fix="compute it in fp32, as of logits.float()")
             return losses.reshape(points)
 
         return f
+
+    def _check_reads(self, called: set[nn.Module], losses: Tensor, closure: Callable[[], Tensor | float]) -> None:
+        """Raise UserError if the losses depend on trained parameters of modules that were not called."""
+        if not self._config.space.moves_base or self._config.evaluation.restore is Restore.IN_PLACE:
+            return
+        names = {id(param): name for name, param in self.space.params.items()}
+        read = {id(param) for layer in called for param in layer._parameters.values()}
+        others = {names[key]: self.space.params[names[key]].data for key in names.keys() - read}
+        kept = {name: values.clone() for name, values in others.items()}
+        for values in others.values():
+            values.mul_(1.01).add_(0.01)
+        moved = torch.as_tensor(closure()) if others else losses
+        for name, values in others.items():
+            values.copy_(kept[name])
+        if not torch.equal(moved, losses):
+            what = f"{' or '.join(others)} is read while its own module is not called, and would not be perturbed"
+            raise UserError(what, fix="restore='in_place', or call the module")
 
     def save(self, path: str | Path) -> None:
         """Write the log as JSON lines: a header with the whole configuration, then a step each. See `load`."""
@@ -251,6 +278,37 @@ class Optimizer(torch.optim.Optimizer):
         self.log = [Logged(lr, loss, tuple(coefs)) for lr, loss, coefs in state_dict["log"]]
         (saved,) = state_dict["param_groups"]
         self.param_groups[0].update({key: value for key, value in saved.items() if key != "params"})
+
+
+@contextmanager
+def _called_one_by_one() -> Iterator[None]:
+    """Keep torch's attention layers from computing all of their parts in one kernel, which calls none of them."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _calls_of(model: nn.Module) -> Iterator[set[nn.Module]]:
+    """Fill the set with the modules that are called within the block, an attention's last projection with it."""
+    called: set[nn.Module] = set()
+
+    def note(layer: nn.Module, *_: object) -> None:
+        called.update([layer, layer.out_proj] if isinstance(layer, nn.MultiheadAttention) else [layer])
+
+    with ExitStack() as hooks:
+        for layer in model.modules():
+            hooks.callback(layer.register_forward_pre_hook(note).remove)
+        yield called
+
+
+def _drawn() -> list[Tensor]:
+    """Return the states of torch's generators, which every random number changes."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *devices]
 
 
 def replay(model: nn.Module, path: str | Path) -> Optimizer:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,10 @@ class ZOTrainer(Trainer):
         if self.args.weight_decay:
             what = f"weight_decay={self.args.weight_decay} is no part of a zeroth-order step"
             raise UserError(what, where="TrainingArguments", fix="leave it out")
+        if self.optimizer is not None:
+            raise UserError("the steps are the method's, and no given optimizer's", where="ZOTrainer", fix="omit it")
+        if getattr(self.accelerator, "scaler", None) is not None:  # of gradients, which there are none of
+            self.accelerator.scaler = torch.amp.GradScaler(enabled=False)
         self._given = {"method": method, "config_dirs": config_dirs, **(options or {})}
         self._log: Path | None = None  # of the checkpoint to go on from
         self._held: list[dict[str, Any]] = []  # minibatches of the step that begins
@@ -73,6 +78,11 @@ class ZOTrainer(Trainer):
         """The optimizer: its log, its last losses, its space."""
         opt: Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
         return opt
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as Trainer does; a step that an earlier call did not end is begun again."""
+        self._held = []
+        return super().train(*args, **kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Make the method's optimizer; where a run is resumed, after the steps of its log."""
@@ -109,7 +119,8 @@ class ZOTrainer(Trainer):
 
     def _of_groups(self, batch: Mapping[str, Any], items: Tensor | int | None, points: int) -> Tensor:
         loss_of = getattr(self.model, "loss_function", None)
-        if loss_of is None or self.compute_loss_func or self.label_smoother or "labels" not in batch:
+        own = self.compute_loss_func or self.label_smoother or type(self).compute_loss is not Trainer.compute_loss
+        if loss_of is None or own or "labels" not in batch or not _takes_logits(loss_of):
             what = "several points in a forward need the model's own loss of logits and labels"
             raise UserError(what, where="ZOTrainer", fix='options={"mode": "sequential"}')
         rows = {key: value.repeat(points, *[1] * (value.dim() - 1)) for key, value in batch.items() if key != "labels"}
@@ -138,6 +149,9 @@ class ZOTrainer(Trainer):
         replace_text(Path(output_dir) / SCHEDULE, json.dumps(self.lr_scheduler.state_dict()))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.optimizer is not None and self.zo.log:
+            what = "the model has taken steps, and a run goes on from the weights where it began"
+            raise UserError(what, where="ZOTrainer", fix="load the model again, and make a new ZOTrainer")
         self._log = Path(resume_from_checkpoint) / LOG
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -149,6 +163,12 @@ class ZOTrainer(Trainer):
         if not self._trains_an_adapter():
             return super()._load_best_model()
         adapters.load(self.zo.space, self.zo.definition, str(self.state.best_model_checkpoint))
+
+
+def _takes_logits(loss_of: Callable[..., Tensor]) -> bool:
+    """Return whether a model's loss needs no more than what `_of_groups` gives it."""
+    needed = {p.name for p in signature(loss_of).parameters.values() if p.default is p.empty and p.kind < p.VAR_KEYWORD}
+    return needed <= {"logits", "labels", "vocab_size"}
 
 
 class _Stepped(Optimizer):
