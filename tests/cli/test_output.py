@@ -201,6 +201,15 @@ def test_json_has_the_keys_that_help_lists(
     assert {path for path in found if not path.startswith(free)} <= set(listed)
 
 
+@pytest.mark.parametrize("width", [".in", "in", "3.3.in", "1.4in", "3 ft"])
+def test_a_figure_s_width_that_is_none_is_one_clear_line(
+    folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str], width: str
+) -> None:
+    given = ["+grid=tiny", f"state_dir={folder / 'state'}", "--config-dir", str(folder / "conf")]
+    assert main(["figure", "--width", width, *given]) == 2
+    assert f"{width!r} is no width from 1.5in to 20in in --width" in capsys.readouterr().err
+
+
 def test_a_table_fits_80_columns_and_its_widths_come_from_the_terminal(shown: Shown) -> None:
     text = shown("table")
     assert max(map(len, text.splitlines())) <= 80

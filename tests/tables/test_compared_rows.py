@@ -9,8 +9,9 @@ from statistics import stdev
 import pytest
 
 from tests.tables.examples import LR, measure, record, spec
-from zo_sweeps.tables import build, to_csv, to_text
+from zo_sweeps.tables import build, to_csv, to_latex, to_markdown, to_text
 from zo_sweeps.tables.cells import CellState
+from zo_sweeps.tables.html import to_html
 from zo_sweeps.tables.page import readable
 
 pytestmark = pytest.mark.unit
@@ -63,6 +64,28 @@ def test_a_difference_of_a_row_without_a_value_is_none():
     table = build(spec(measure=measure("accuracy_difference"), over={"zo": "mezo"}), runs)
     assert table.cells["zo", "sst2"].state is CellState.DIVERGED
     assert table.cells["zo", "sst2"].mean is None
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "state", "text"),
+    [
+        ([0, 1, 2], [0], CellState.PARTIAL, "+10.0 1/3"),
+        ([0], [0, 1, 2], CellState.PARTIAL, "+10.0 1/3"),
+        ([0, 1, 2], [0, 1, 2], CellState.DONE, "+10.0"),
+        ([0, 1], [2], CellState.IN_PROGRESS, "1/3"),
+    ],
+)
+def test_a_difference_is_as_finished_as_the_one_of_the_two_rows_that_has_fewer_results(mine, theirs, state, text):
+    runs = [
+        record(block=block, seed=seed, test=test, state="SUCCEEDED" if seed in ended else "RUNNING")
+        for block, ended, test in (("zo", mine, 0.6), ("mezo", theirs, 0.5))
+        for seed in range(3)
+    ]
+    table = build(spec(measure=measure("accuracy_difference"), over={"zo": "mezo"}), runs)
+    cell = table.cells["zo", "sst2"]
+    assert (cell.state, cell.n) == (state, len({*mine} & {*theirs}))
+    for show in (to_text, to_latex, to_markdown, to_html):
+        assert text in show(table)
 
 
 @pytest.mark.parametrize(("states", "shown"), [(["SUCCEEDED"] * 4, 5 / 3), (["DIVERGED", *["SUCCEEDED"] * 3], 5 / 2)])

@@ -178,6 +178,20 @@ def test_training_losses_are_means_over_windows_and_the_note_says_so() -> None:
         ({"published": ({"series": "nobody", "x": 1, "y": 2},)}, "unknown series 'nobody'"),
         ({"published": ({"series": "zo", "x": 1},)}, "without 'y'"),
         ({"published": ({"series": "zo", "x": 1, "why": 2},)}, "unknown key of a published point 'why'"),
+        ({"published": (3,)}, "a published point is a mapping, not 3"),
+        (
+            {"published": ({"series": ["zo"], "x": 1, "y": 2},)},
+            "series of a published point is ['zo'], which is no text",
+        ),
+        ({"published": ({"series": "zo", "x": [1], "y": 2},)}, "x of a published point is [1], which is no text"),
+        (
+            {"published": ({"series": "zo", "x": "1", "y": "two"},)},
+            "y of a published point is 'two', which is no number",
+        ),
+        (
+            {"kind": "curve", "x": "step", "y": "dev/loss", "published": ({"series": "zo", "x": "1", "y": 2},)},
+            "x of a published point is '1', which is no number",
+        ),
         ({"kind": "curve", "x": "step", "y": "loss"}, "unknown y of a curve 'loss'"),
         ({"kind": "curve", "x": "hours", "y": "dev/loss"}, "unknown x of a curve 'hours'"),
     ],

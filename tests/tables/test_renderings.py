@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,16 @@ def test_tables_that_select_otherwise_name_their_settings_apart() -> None:
     assert "Selected hyper-parameters: Cost as time per step: ZO: lr = 0.2" in text
 
 
+def test_rows_and_columns_with_one_label_each_have_their_own_selected_setting() -> None:
+    rows, columns = (("zo", "Ours"), ("fo", "Ours")), (("sst2", "A task"), ("rte", "A task"))
+    rates = {(block, column): i for i, (block, column) in enumerate(product(dict(rows), dict(columns)))}
+    records = [record({LR: lr}, block=block, column=column) for (block, column), lr in rates.items()]
+    table = build(spec(rows=rows, columns=columns, title="A sweep: accuracy"), records)
+    text = to_text(table, replace(table, spec=replace(table.spec, title="A sweep: again")))
+    lines = [line.split() for line in text.splitlines() if line.startswith("Ours: lr")]
+    assert lines == [["Ours:", "lr", "0", "1"], ["Ours:", "lr", "2", "3"]]
+
+
 def test_footnotes_of_several_tables_are_numbered_through() -> None:
     table = times(0.1, 0.2)
     cells = {key: replace(cell, notes=()) for key, cell in table.cells.items()}
@@ -232,6 +243,19 @@ def test_latex_escapes_every_special_character() -> None:
     assert latex_escape("91.2 ± 0.4, −1.0 – ↑") == r"91.2 $\pm$ 0.4, $-$1.0 -- $\uparrow$"
 
 
+def begun() -> Table:
+    """A table with a row and a note that begin as an option of LaTeX's line break does."""
+    rows = (("zo", "*ours"), ("fo", "[1] LOZO"))
+    return build(spec(rows=rows, footnotes=("* a row of ours", "[1] their code")), [record(), record(block="fo")])
+
+
+def test_latex_takes_no_text_at_the_begin_of_a_line_for_an_option_of_the_line_break() -> None:
+    lines = to_latex(begun()).splitlines()
+    assert {"{}*ours", "{}[1] LOZO"} == {line.partition(" &")[0] for line in lines if line.endswith("90.0 \\\\")}
+    assert not [line for line in lines if line.startswith(("*", "["))]
+    assert "{}* a row of ours \\\\\n{}[1] their code" in "\n".join(lines)
+
+
 def document(*tables: str) -> str:
     """A landscape page of LaTeX tables."""
     packages = r"\usepackage[a4paper,landscape,margin=15mm]{geometry}\usepackage{booktabs}\usepackage{graphicx}"
@@ -243,7 +267,8 @@ def document(*tables: str) -> str:
 def test_the_latex_document_compiles_and_fits_the_page(table: Table, tmp_path: Path) -> None:
     layout, records = small()
     runtime = replace(layout, measure=measure("runtime"), published="", published_rows={}, average=True)
-    (tmp_path / "tables.tex").write_text(document(to_latex(table), to_latex(build(runtime, records))), encoding="utf-8")
+    tables = map(to_latex, (table, build(runtime, records), begun()))
+    (tmp_path / "tables.tex").write_text(document(*tables), encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=300)
     assert done.returncode == 0, done.stdout[-2000:]

@@ -125,8 +125,8 @@ def figure(given: Sequence[str]) -> int:
 
 def _inches(text: str) -> float:
     """Return a width in inches; 0 for "". Raises UserError for one that is none, or out of range."""
-    found = re.fullmatch(r"([\d.]+) *(in|cm|mm)", text)
-    width = float(found[1]) / {"in": 1, "cm": 2.54, "mm": 25.4}[found[2]] if found and found[1].count(".") < 2 else 0.0
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+) *(in|cm|mm)", text)
+    width = float(found[1]) / {"in": 1, "cm": 2.54, "mm": 25.4}[found[2]] if found else 0.0
     if text and not 1.5 <= width <= 20:
         raise UserError(f"{text!r} is no width from 1.5in to 20in", where="--width", fix="e.g. 3.3in, 84mm")
     return width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -18,13 +18,13 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.resolve import flatten
 from zo_sweeps.record.journal import JournalStore, gradients, trail
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.tables import column_measures, first_metric, metric_names
+from zo_sweeps.results.tables import column_measures, first_metric, metric_names, rule_of
 from zo_sweeps.schedule.ledger import Standing
-from zo_sweeps.tables import Measure, Rule
+from zo_sweeps.tables import Measure, Record, Rule
 from zo_sweeps.tables.figure_kinds.parallel import parallel_figures
 from zo_sweeps.tables.figure_kinds.rows import row_figure
 from zo_sweeps.tables.figure_kinds.search import Compared, search_figure, searched
-from zo_sweeps.tables.figures import COLUMN, Figure, FigureSpec, Runs, kind_of_grid
+from zo_sweeps.tables.figures import COLUMN, Figure, FigureSpec, Lookup, Runs, kind_of_grid, values_of
 from zo_sweeps.tables.page import readable
 from zo_sweeps.tables.published import names
 
@@ -59,7 +59,7 @@ def figures(plan: Plan, composer: Composer, standing: Standing, only: Sequence[s
 
     runs = Runs(cache(lambda trial_id: trail(events(trial_id))), cache(lambda trial_id: gradients(events(trial_id))))
     compared = plan.grid.differs or any(layout.published or layout.differs for layout in named.values())
-    changed = altered(plan, composer) if compared else frozenset()
+    changed, look = altered(plan, composer) if compared else frozenset[tuple[str, str]](), _lookup(plan)
     for name in only or every:
         if name == MAIN:
             (table,) = readout.tables(plan, composer, standing, [main])
@@ -71,10 +71,10 @@ def figures(plan: Plan, composer: Composer, standing: Standing, only: Sequence[s
         spec = _spec(plan, composer, name, named[name])
         spec = replace(
             spec,
-            published=tuple(point for point in spec.published if _stands(point, plan, changed)),
+            published=_published(spec, plan, changed, records, look),
             footnotes=(*spec.footnotes, *_differences(plan, named[name], spec, changed)),
         )
-        made.append(spec.kind.build(spec, records, _lookup(plan), runs))
+        made.append(spec.kind.build(spec, records, look, runs))
     return made
 
 
@@ -112,9 +112,28 @@ def _differences(
             yield one.line([*(labels[block] for block in rows if one.rows), *columns])
 
 
+def _published(
+    spec: FigureSpec, plan: Plan, changed: Collection[tuple[str, str]], records: Sequence[Record], look: Lookup
+) -> tuple[Mapping[str, Any], ...]:
+    """Return the published points that stand. Raises UserError for one whose column or panel there is not."""
+    stand = tuple(point for point in spec.published if _stands(point, plan, changed))
+    shown = [record for record in records if record.block in dict(spec.series)]
+    for point in stand:
+        for name, axis in (("x", spec.x), ("panel", spec.panels)):
+            if name not in point or (name == "x" and axis != COLUMN):
+                continue
+            where = f"figure {spec.name!r}"
+            if not axis:
+                raise UserError("a published point names a panel, and there are none", where=where, fix="omit it")
+            values = values_of(axis, shown, spec, look, ())
+            if point[name] not in values:
+                raise unknown(f"{name} of a published point", point[name], map(str, values), where=where)
+    return stand
+
+
 def _stands(point: Mapping[str, Any], plan: Plan, changed: Collection[tuple[str, str]]) -> bool:
     """Return whether a published point is of columns that the plan shows, with the settings of the grid as written."""
-    of_grid = {*plan.grid.columns, *plan.labels}
+    of_grid = {*plan.grid.columns, *plan.labels, *(column for _, column in changed)}
     named = {key for name in ("x", "panel") if (key := str(point.get(name))) in of_grid}
     return named <= {*plan.labels} and not any(
         block == point["series"] and column in (named or plan.labels) for block, column in changed
@@ -124,13 +143,15 @@ def _stands(point: Mapping[str, Any], plan: Plan, changed: Collection[tuple[str,
 def check(plan: Plan, composer: Composer) -> None:
     """Raise the UserErrors of `figures` before anything has run: also for a key that no trial has."""
     records = readout.records(plan, Standing())
-    look = _lookup(plan)
+    compared = any(layout.published for layout in plan.grid.figures.values())
+    changed, look = altered(plan, composer) if compared else frozenset[tuple[str, str]](), _lookup(plan)
     for name, layout in plan.grid.figures.items():
         spec = _spec(plan, composer, name, layout)
         shown = [record for record in records if record.block in dict(spec.series)]
         for key in {spec.panels} if spec.kind.over_training or spec.x_measure else {spec.panels, spec.x}:
             if key not in ("", COLUMN) and all(look(record, key) is None for record in shown):
                 raise UserError(f"no trial has {key!r}", where=f"figure {name} of grid {plan.name}")
+        _published(spec, plan, changed, records, look)
 
 
 def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> FigureSpec:
@@ -138,7 +159,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
     blocks = plan.grid.blocks
     series = layout.series or {block: "" for block, spec in blocks.items() if not spec.setting_of}
     require_known("block", (*series, *layout.over.values()), blocks, where=where)
-    kind, x, y, selected = kind_of_grid(layout.kind, where), layout.x, layout.y, layout.select or plan.grid.select
+    kind, x, y = kind_of_grid(layout.kind, where), layout.x, layout.y
     measure: Measure | None = None
     measures: dict[str, Measure] = {}
     if not kind.over_training:
@@ -163,7 +184,7 @@ def _spec(plan: Plan, composer: Composer, name: str, layout: GridFigure) -> Figu
         x_label=layout.x_label,
         y_label=layout.y_label,
         at=tuple(layout.at) or (1.0,),
-        rule=Rule(**vars(selected)),
+        rule=rule_of(plan, layout.select, f"grid.figures.{name}.select"),
         published=tuple(layout.published),
         footnotes=(*layout.footnotes, *plan.caveats),
     )
@@ -179,7 +200,15 @@ def _measure(plan: Plan, composer: Composer, axis: str, name: str, where: str) -
     return Measure(metric=name, unit="")
 
 
-def _lookup(plan: Plan) -> Any:
-    """Return a function (record, key) -> the trial's value of a key such as "estimator.q", None if it has none."""
+def _lookup(plan: Plan) -> Lookup:
+    """Return a function (record, key) -> the trial's value of a key such as "estimator.q", None if it has none.
+
+    A list is a text: one place on an axis.
+    """
     settings = cache(lambda trial_id: flatten(plan.every[trial_id].config.to_json()))
-    return lambda record, key: {**settings(record.trial_id), **record.hyperparameters}.get(key)
+
+    def look(record: Record, key: str) -> Any:
+        value = {**settings(record.trial_id), **record.hyperparameters}.get(key)
+        return value if isinstance(value, Hashable) else str(value)
+
+    return look

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import product
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import GridTable
+from zo_sweeps.config.schema import GridTable, SelectConfig
 from zo_sweeps.core.caveats import OTHER_CODE
 from zo_sweeps.core.errors import UserError, require_known, unknown
 from zo_sweeps.core.place import Place, places
@@ -182,9 +182,8 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         what = f"the layout {layout.layout!r} shows no dev scores, and `within` is of these"
         raise UserError(what, where=where, fix="use dev_accuracy or dev_loss")
     measure, measures = column_measures(plan, layout.layout, measure)
-    chosen = layout.select or plan.grid.select
-    rule = Rule(**vars(chosen))
-    check_rule(plan, rule)
+    if measure.metric.startswith("dev/") and measure.name and "dev" not in measure.name.split():
+        measure = replace(measure, name=f"{measure.name} on dev")  # a metric's name alone is that of its test score
     trained = {cell.block for cell in plan.cells if plan.every[cell.trial_id].steps} if measure.of_step else ()
     of_step = [block for block in layout.rows if block in trained] or layout.rows
     rows = {block: layout.rows[block] or plan.grid.label(block) for block in of_step}
@@ -200,7 +199,7 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         layout=layout.layout,
         measures=measures,
         shares=of_shares(plan, measure),
-        rule=rule,
+        rule=rule_of(plan, layout.select, f"grid.tables.{name}.select"),
         rows=tuple(rows.items()),
         columns=tuple(plan.labels.items()),
         caption=_caption(layout),
@@ -280,13 +279,38 @@ def of_shares(plan: Plan, measure: Measure) -> frozenset[str]:
     return frozenset(column for column, metric in metrics.items() if metric is not None and metric.share_right)
 
 
-def check_rule(plan: Plan, rule: Rule) -> None:
+def rule_of(plan: Plan, own: SelectConfig | None, key: str) -> Rule:
+    """Return the rule by which a table or a figure selects settings: its own, which `key` sets, or the grid's.
+
+    Raises UserError for an own rule that the trials did not follow when others were stopped, and as `_check_rule`.
+    """
+    of_grid = plan.grid.select
+    chosen = own or of_grid
+    where = f"{key} of grid {plan.name}"
+    if own and own.seeds is not None:
+        what = "`seeds` decides which trials run, and only the grid's does"
+        raise UserError(what, where=where, fix="use grid.select.seeds")
+    if (chosen.metric, chosen.mode) != (of_grid.metric, of_grid.mode) and any(map(_stops, plan.every.values())):
+        what = f"{of_grid.metric} ({of_grid.mode}) stops settings: {chosen.metric} ({chosen.mode}) selects of the rest"
+        fix = f"{key}=null, or leave out grid.select.seeds and train.halving"
+        raise UserError(what, where=where, fix=fix)
+    rule = Rule(chosen.metric, chosen.mode, of_grid.seeds)
+    _check_rule(plan, rule, key if own else "grid.select")
+    return rule
+
+
+def _stops(trial: Trial) -> bool:
+    """Return whether a trial is stopped, or never starts, where others of its search are better."""
+    return bool(trial.config.to_json()["train"].get("halving_among"))
+
+
+def _check_rule(plan: Plan, rule: Rule, key: str) -> None:
     """Raise UserError if no task has the rule's metric, or if the rule selects the worst value of a column's."""
     _, _, what = rule.metric.partition("/")
     known = ("loss", "metric", *metric_names(plan))
     if what not in known:
         names = [f"dev/{name}" for name in known]
-        raise unknown("metric", rule.metric, names, where=f"grid.select of grid {plan.name}")
+        raise unknown("metric", rule.metric, names, where=f"{key} of grid {plan.name}")
     for column, metric in _metrics(plan, what).items() if what != "loss" else ():
         if metric is not None and (rule.mode == "max") != (metric.better == "higher"):
             other = "max" if rule.mode == "min" else "min"
@@ -294,7 +318,7 @@ def check_rule(plan: Plan, rule: Rule) -> None:
                 f"column {column!r} is selected by the {'highest' if rule.mode == 'max' else 'lowest'} {rule.metric}, "
                 f"but {metric.display or metric.name} is better when {metric.better}",
                 where=f"grid {plan.name}",
-                fix=f"set grid.select.mode={other}, or select by dev/loss",
+                fix=f"set {key}.mode={other}, or select by dev/loss",
             )
 
 

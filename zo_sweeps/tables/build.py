@@ -176,9 +176,12 @@ def _paired(spec: TableSpec, column: str, grouped: Grouped, block: str) -> Table
         return cell if cell.mean is None else other
     values = {seed: value - other.values[seed] for seed, value in cell.values.items() if seed in other.values}
     done = all(one.state is CellState.DONE for one in (cell, other))
+    behind = min(cell, other, key=lambda one: one.finished / one.planned)  # a difference is as finished as this one
     return replace(
         _difference([*values.values()], len(spec.rows), cell),
-        state=CellState.DONE if done else CellState.PARTIAL,
+        state=CellState.IN_PROGRESS if not values else CellState.DONE if done else CellState.PARTIAL,
+        finished=behind.finished,
+        planned=behind.planned,
         values=values,
         notes=tuple(dict.fromkeys((*cell.notes, *other.notes))),
     )

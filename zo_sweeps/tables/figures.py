@@ -132,11 +132,19 @@ class FigureSpec:
         if len(self.columns) > 1 and COLUMN not in (self.x, self.panels):
             fix = "use panels: column or x: column"
             raise UserError("the columns of the grid would be mixed", where=where, fix=fix)
+        numeric = ("x", "y") if self.kind.over_training or self.kind.x_is_measured else ("y",)
         for point in self.published:
+            if not isinstance(point, Mapping):
+                fix = "write {series: BLOCK, x: VALUE, y: NUMBER}"
+                raise UserError(f"a published point is a mapping, not {point!r}", where=where, fix=fix)
             require_known("key of a published point", point, PUBLISHED_KEYS, where=where)
             for key in ("series", "x", "y"):
                 if key not in point:
                     raise UserError(f"a published point without {key!r}", where=where)
+            for key, value in point.items():
+                if not (is_number(value) if key in numeric else isinstance(value, str | int | float)):
+                    kind = "number" if key in numeric else "text or number"
+                    raise UserError(f"{key} of a published point is {value!r}, which is no {kind}", where=where)
             require_known("series", [point["series"]], dict(self.series), where=where)
 
     @property

@@ -24,7 +24,7 @@ from zo_sweeps.tables.text_cells import (
     title_and_unit,
 )
 
-_Cells = dict[tuple[str, str], Text]  # (row, column) -> the selected values
+_Cells = dict[tuple[Text, Text], Text]  # (row, column) -> the selected values
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,7 @@ def _selected(grids: Iterable[tuple[str, Grid | None]]) -> list[tuple[str, Grid]
         if grid is None:
             continue
         own = {
-            (row[0].text, column.text): cell
-            for row in grid.rows
-            for column, cell in zip(grid.header[1:], row[1:], strict=True)
+            (row[0], column): cell for row in grid.rows for column, cell in zip(grid.header[1:], row[1:], strict=True)
         }
         for names, cells in merged:
             if all(cells.get(place, cell) == cell for place, cell in own.items()):
@@ -128,8 +126,8 @@ def _selected(grids: Iterable[tuple[str, Grid | None]]) -> list[tuple[str, Grid]
 
 def _grid(cells: _Cells) -> Grid:
     rows, columns = (list(dict.fromkeys(place[i] for place in cells)) for i in (0, 1))
-    lines = tuple((Text(row), *(cells.get((row, column), Text("–")) for column in columns)) for row in rows)
-    return Grid((Text(""), *map(Text, columns)), lines)
+    lines = tuple((row, *(cells.get((row, column), Text("–")) for column in columns)) for row in rows)
+    return Grid((Text(""), *columns), lines)
 
 
 def readable(table: Table) -> Table:

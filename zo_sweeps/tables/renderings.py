@@ -217,7 +217,8 @@ def _latex_table(table: Table) -> str:
         *map(latex_escape, notes(table)),
     ]
     if below:
-        lines += [r"\par\smallskip", r"\parbox{\linewidth}{\footnotesize " + " \\\\\n".join(below) + "}"]
+        text = " \\\\\n".join(map(_line_begin, below))
+        lines += [r"\par\smallskip", rf"\parbox{{\linewidth}}{{\footnotesize {text}}}"]
     selected = selected_grid(table)
     if selected:
         lines += [r"\par\medskip", rf"{{\small {SELECTED}}}\par\smallskip", *_latex_grid(selected)]
@@ -244,7 +245,12 @@ def _latex_grid(grid: Grid) -> list[str]:
 
 
 def _latex_line(texts: tuple[Text, ...]) -> str:
-    return " & ".join(latex_escape(text.text) + _latex_mark(text.marks) for text in texts) + r" \\"
+    return _line_begin(" & ".join(latex_escape(text.text) + _latex_mark(text.marks) for text in texts)) + r" \\"
+
+
+def _line_begin(line: str) -> str:
+    r"""Return a line that may stand below another: the `\\` or rule before it would take a * or [ as its own option."""
+    return "{}" + line if line.lstrip().startswith(("*", "[")) else line
 
 
 def _latex_lines(row: tuple[Text, ...]) -> list[str]:

@@ -39,11 +39,15 @@ ARROWS = {"smallest": "↓", "largest": "↑"}
 
 @dataclass(frozen=True)
 class Text:
-    """A text, its footnote marks ("a", "b", …), and further texts, printed in brackets or in lines below it."""
+    """A text, its footnote marks ("a", "b", …), and further texts, printed in brackets or in lines below it.
+
+    key: which row or column it labels, where another may have the same label; "": not told apart.
+    """
 
     text: str
     marks: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,15 +142,19 @@ def main_grid(table: Table) -> Grid:
 def selected_grid(table: Table) -> Grid | None:
     """Return the selected hyper-parameters: "0.0005 · 4 · 4", the axes in the row's label; None without a search."""
     searches = table.spec.searches or table.columns
-    columns = [(key, label) for key, label in searches if any(table.cells[b, key].selected for b, _ in table.rows)]
+    columns = [
+        (key, Text(label, key=str(i)))
+        for i, (key, label) in enumerate(searches)
+        if any(table.cells[block, key].selected for block, _ in table.rows)
+    ]
     rows = []
     for block, label in table.rows:
         cells = [table.cells[block, key] for key, _ in columns]
         axes = list(dict.fromkeys(axis for cell in cells for axis in cell.selected))
         if axes:
             values = (Text(_selected(cell, axes)) for cell in cells)
-            rows.append((Text(f"{label}: {' · '.join(_short(axes))}"), *values))
-    header = (Text(""), *(Text(label) for _, label in columns))
+            rows.append((Text(f"{label}: {' · '.join(_short(axes))}", key=block), *values))
+    header = (Text(""), *(label for _, label in columns))
     return Grid(header, tuple(rows)) if rows else None
 
 
