@@ -393,6 +393,22 @@ def test_what_is_generated_is_what_transformers_generates(name: str) -> None:
     assert model._continued(prompts, 12, [stop]) == until
 
 
+@pytest.mark.parametrize("name", ["phi3", "llama", "mistral", "qwen2"])
+def test_a_row_may_be_as_long_as_its_numbers_do_not_depend_on_its_neighbours(name: str) -> None:
+    """Longrope has other factors from there on, for all rows of a forward; scaling of other types has no such place."""
+    scaling = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    scaling |= {"original_max_position_embeddings": 16, "factor": 4.0}
+    config = {**FAMILIES[name], "rope_parameters": scaling, "original_max_position_embeddings": 16}
+    model = load(Model(source="random", arch=config), torch.float32, "cpu")
+    assert model.max_positions == model.arch.positions == describe(config).positions == 16
+    texts = rows([9, model.max_positions])
+    alone, both = parts(model, *padded(texts[:1])), parts(model, *padded(texts))
+    torch.testing.assert_close(both[0, :9], alone[0], rtol=1e-4, atol=1e-4)
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+    if name in names():  # the others cannot be served
+        assert describe({**FAMILIES[name], "rope_parameters": dynamic}).positions == 64
+
+
 # --- spaces ----------------------------------------------------------------------------------------------------------
 
 

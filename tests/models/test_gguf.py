@@ -208,6 +208,32 @@ def test_tokenizer_template_and_identity_are_those_of_the_file(tmp_path: Path, c
     assert (folder / "config.json").stat().st_mtime_ns == before  # not converted again
 
 
+@pytest.mark.parametrize("pre", ["llama-bpe", "tekken", "smollm"])
+@pytest.mark.parametrize("begins", [None, True, False], ids=str)
+def test_a_text_begins_and_splits_as_the_name_of_the_split_implies(
+    pre: str, begins: bool | None, tmp_path: Path
+) -> None:
+    """As in llama.cpp: with BOS unless the file says not to, and a word of the vocabulary whole without its merges."""
+    tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
+    word = next(one for one in tokenizer["model"]["vocab"] if one.startswith("Ġ") and len(one) > 6)
+
+    def more(writer: Any) -> None:
+        writer.kv_data[0].pop("tokenizer.ggml.add_bos_token")
+        if begins is not None:
+            writer.add_add_bos_token(begins)
+        merges = [pair for pair in tokenizer["model"]["merges"] if "".join(pair) != word]
+        writer.kv_data[0].pop("tokenizer.ggml.merges")
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+
+    file = write(tmp_path / "model.gguf", "llama", source("llama"), more=more, pre=pre)
+    implied = pre != "smollm"
+    model, seen = load(local(file), torch.float32, "cpu"), identity.status(local(file))
+    assert model.front == seen.front == ((1,) if begins or (begins is None and implied) else ())
+    for one in (model.tokenizer, seen.tokenizer):
+        ids = one(word.replace("Ġ", " "), add_special_tokens=False)["input_ids"]
+        assert (ids == [tokenizer["model"]["vocab"][word]]) == implied
+
+
 def test_what_was_converted_can_be_dropped_and_is_converted_again_to_the_same_bytes(tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf", "qwen2", source("qwen2"), Type.Q8_0)
     folder = identity.folder_of(local(file))
@@ -304,6 +330,20 @@ def test_what_would_be_lost_is_refused_by_name(more: Any, pre: str, what: str, t
     with pytest.raises(UserError, match=what):
         loaded(file)
     assert not [path for path in cache.glob("gguf/*") if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "add"),
+    [
+        ("llama", "attention.sliding_window", lambda one: one.add_sliding_window(8)),
+        ("qwen2", "attention.sliding_window", lambda one: one.add_sliding_window(8)),
+        ("phi3", "final_logit_softcapping", lambda one: one.add_final_logit_softcapping(1.5)),
+        ("qwen3", "attn_logit_softcapping", lambda one: one.add_attn_logit_softcapping(1.5)),
+    ],
+)
+def test_what_a_family_has_no_place_for_is_refused_by_name(family: str, key: str, add: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"does not read {family}\.{key} "):
+        loaded(write(tmp_path / "model.gguf", family, source(family), more=add))
 
 
 def test_a_transformers_that_does_not_know_the_splits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

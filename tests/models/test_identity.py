@@ -78,6 +78,15 @@ def test_another_chat_template_changes_it(copy):
     assert len(set(prints)) == len(prints)
 
 
+@pytest.mark.parametrize(
+    ("settings", "changes"), [({"eos_token_id": [2, 77]}, True), ({"eos_token_id": 2}, False), ({"top_k": 5}, False)]
+)
+def test_ends_of_a_text_that_only_the_settings_for_generation_name_change_it(copy, settings, changes):
+    (copy / "generation_config.json").write_text(json.dumps(settings))
+    assert (fingerprint_model(local(copy)) != fingerprint_model(make(source="demo"))) == changes
+    assert (str(copy / "generation_config.json") in files_of(local(copy))) == changes
+
+
 @pytest.mark.parametrize("where", ["header", "first", "last"])
 def test_large_files_are_sampled_from_the_first_byte_to_the_last(copy, where, monkeypatch):
     monkeypatch.setattr(identity, "WHOLE", 1)

@@ -20,6 +20,7 @@ from zo_sweeps.engine.spaces.prefix import PrefixTuning
 from zo_sweeps.models.checkpoint import TokenizerFile, front_of
 from zo_sweeps.models.identity import DEMO, status
 from zo_sweeps.models.load import load
+from zo_sweeps.tasks.encode import token_ids
 
 pytestmark = pytest.mark.unit
 
@@ -167,6 +168,24 @@ def test_generation_is_greedy_and_stops_at_a_stop_token(demo):
 
 def test_the_default_stops_are_newline_and_end_of_text(demo):
     assert {demo.tokenizer.decode([i]) for i in demo.stop_ids} == {"\n", "</s>"}
+
+
+@pytest.mark.parametrize("stop_ids", [None, [2], [77]], ids=["default", "one end", "the other end"])
+def test_an_answer_ends_at_any_end_that_the_checkpoint_names(stop_ids, checkpoint):
+    folder = checkpoint()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 77]}))
+    model = load(local(folder), torch.float32, "cpu")
+    said = [*model.tokenizer.encode(" Paris", add_special_tokens=False), 77, *model.tokenizer.encode(" and")]
+
+    def choose(rows, token, logits):
+        return torch.nn.functional.one_hot(torch.tensor([said[token]]), logits.shape[1])
+
+    assert model.generate([[5, 6, 7]], len(said), stop_ids, choose=choose) == ["Paris"]
+    assert len(model.generate([[5, 6, 7]], len(said), [], choose=choose)[0]) > len("Paris")
+
+
+def test_random_weights_end_a_text_as_the_tokenizer_does_that_they_are_used_with():
+    assert load(random_model("llama", eos_token_id=77), torch.float32, "cpu").ends == {2}
 
 
 def test_the_checkpoints_own_sampling_settings_are_not_used(checkpoint):
@@ -338,17 +357,32 @@ def test_a_bos_that_the_tokenizer_names_but_does_not_add_is_not_added(checkpoint
     assert model.front == () == front_of(TokenizerFile(folder))
 
 
-def test_a_tokenizer_larger_than_the_embeddings_is_refused(checkpoint):
+def one_more(special):
+    """Adds a token that the model has no row for."""
+    token = {"id": 4096, "content": "<more>", "special": special}
+    return lambda tokenizer: tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], **token})
+
+
+@pytest.mark.parametrize(("special", "settings"), [(False, {}), (True, {"pad_token": "<more>"})])
+def test_a_tokenizer_larger_than_the_embeddings_is_refused(special, settings, checkpoint):
     folder = checkpoint()
-
-    def add(tokenizer):
-        tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 4096, "content": "<more>"})
-
-    changed_tokenizer(folder, add)
+    changed_tokenizer(folder, one_more(special), **settings)
     match = r"the tokenizer has 4097 tokens, and the model's embeddings have 4096 rows"
     with pytest.raises(UserError, match=match):
         load(local(folder), torch.float32, "cpu")
     assert re.search(match, status(local(folder)).why)
+
+
+def test_a_special_token_without_a_row_is_refused_in_a_text_alone(checkpoint):
+    """Gemma 3 declares one for images."""
+    folder = checkpoint()
+    changed_tokenizer(folder, one_more(True))
+    seen = status(local(folder))
+    assert seen.available, seen.why
+    for tokenizer in (seen.tokenizer, load(local(folder), torch.float32, "cpu").tokenizer):
+        assert max(token_ids(tokenizer, "a film")) < 4096
+        with pytest.raises(UserError, match=r"the token '<more>', which the model has no embedding for in a row of"):
+            token_ids(tokenizer, "a <more> film")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model": 7}', "[" * 200_000])

@@ -34,6 +34,14 @@ def test_the_prompt_is_the_golden_text_byte_for_byte(name: str, dialect: str, ca
     assert list(prompt.golds) == expected.get("golds", [prompt.gold])
 
 
+@pytest.mark.parametrize(("name", "dialect", "case"), CASES)
+def test_an_answer_to_generate_has_the_text_that_ends_it_at_its_end_alone(name: str, dialect: str, case: dict) -> None:
+    spec = spec_of(load_task(name), dialect)
+    if spec.kind.generates:
+        (answer,) = render(spec, case["row"]).options
+        assert (spec.stop or "\n") not in answer.strip()
+
+
 def test_every_dialect_is_a_prompt_that_can_be_chosen_and_every_prompt_has_a_task() -> None:
     assert {dialect for _, dialect in cases()} == set(DIALECTS)
 

@@ -15,6 +15,7 @@ from zo_sweeps.methods.task import Gym
 from zo_sweeps.plan import availability
 from zo_sweeps.tasks.data import generated
 from zo_sweeps.tasks.metrics.pass_at_k import PassAtK
+from zo_sweeps.tasks.rewards.number import Number
 from zo_sweeps.tasks.rewards.reasoning_gym import ReasoningGym
 
 pytestmark = pytest.mark.unit
@@ -85,3 +86,37 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_text_that_passes() -> None:
     for k in (1, 2, 3, 5):
         every = [any(one == 1 for one in chosen) for row in rewards for chosen in combinations(row, k)]
         assert PassAtK(k).compute(rewards, [[""] * 5] * 2) == pytest.approx(sum(every) / len(every))
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("The answer is...7", "7"),
+        ("1..5", "1 5"),
+        ("The answer is \u22123", "-3"),
+        ("It is .5, or $.50, or -.25", "0.5 0.5 -0.25"),
+        ("Room No.5", "5"),
+        ("top-5", "5"),
+        ("10-3 and 5\u22123", "10 3 5 3"),
+        ("x=-2, (-4)", "-2 -4"),
+        ("3.14 and 1,234.5", "3.14 1234.5"),
+        ("12. 7", "12 7"),
+        ("It is 3.Then 4.", "3 4"),
+        ("#### 18.00.", "18"),
+        ("v1.2.3", "1.2"),
+        ("2024-05-06, 6.5.2024", "2024 5 6 6.5"),
+        ("3/4, 2^6, 10%", "3 4 2 6 10"),
+    ],
+)
+def test_a_number_is_read_with_its_sign_and_its_point_and_no_others(text: str, numbers: str) -> None:
+    found = numbers.split()
+    told = {
+        one for one in (*found, "3", "-3", "5", "-5", "7", "0.7", "50", "2.3") if Number().of({"answer": one}, text)
+    }
+    assert {float(one) for one in told} == {float(one) for one in found}
+    assert Number(position="last").of({"answer": found[-1]}, text) == 1
+
+
+def test_a_row_without_a_number_is_named_by_its_column() -> None:
+    with pytest.raises(ValueError, match="column 'solution' of the row has no number: 'none'"):
+        Number(column="solution").of({"solution": "none"}, "3")

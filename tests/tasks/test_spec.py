@@ -108,6 +108,15 @@ def test_a_generation_task_needs_a_length() -> None:
         spec_of(task, "mezo")
 
 
+def test_an_answer_of_several_lines_needs_another_stop_than_a_newline() -> None:
+    task = copy.deepcopy(load_task("squad"))
+    task["dialects"]["mezo"]["options"] = [" {{ title }}\n{{ answers.text[0] }}\n"]
+    with pytest.raises(UserError, match=r"has several lines.* in task 'squad', dialect 'mezo'; set task\.stop"):
+        spec_of(task, "mezo")
+    assert spec_of(task, "chat").chat, "which has a stop of its own"
+    assert spec_of({**task, "stop": "\n\n"}, "mezo").stop == "\n\n"
+
+
 def test_templates_cannot_reach_into_python() -> None:
     task = changed()
     task["dialects"]["mezo"]["template"] = "{{ sentence.__class__.__mro__ }}"

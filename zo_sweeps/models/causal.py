@@ -38,6 +38,9 @@ class CausalModel:
         tokenizer: its tokenizer. A text starts with the tokens `front`, which need not be the tokenizer's own BOS.
         commit: the hub commit of the weights; "" for weights from elsewhere.
         package: the package that the weights come from, if they do.
+
+    Attributes:
+        ends: ids of the tokens that end a text, by the tokenizer or by the checkpoint's settings for generation.
     """
 
     def __init__(self, module: Any, tokenizer: Any, commit: str = "", package: Package | None = None) -> None:
@@ -47,8 +50,11 @@ class CausalModel:
         config = module.config.to_dict()
         self.arch = families.describe(config)
         self.front = front_of(tokenizer, families.family(config).bos)
-        families.fits(self.arch, max(tokenizer.get_vocab().values()) + 1)
+        families.fits(self.arch, tokenizer)
         self.eos_id: int | None = tokenizer.eos_token_id
+        named = getattr(getattr(module, "generation_config", None), "eos_token_id", None)  # one, or several as in Qwen3
+        ends = (self.eos_id, *(named if isinstance(named, list) else [named]))
+        self.ends = frozenset(one for one in ends if one is not None)
         # Llama has no padding token; `<unk>` serves, as in MeZO. No result depends on it: nothing attends to padding.
         padding = (tokenizer.pad_token_id, tokenizer.unk_token_id, self.eos_id, 0)
         self.pad_id: int = next(i for i in padding if i is not None)
@@ -97,9 +103,9 @@ class CausalModel:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end a generated answer: newline and end of text (MeZO's rule)."""
+        """Ids of the tokens that end a generated answer: newline and every end of text (MeZO's rule)."""
         newline = self.tokenizer.encode("\n", add_special_tokens=False)[-1:]
-        return tuple(sorted({*newline, *([] if self.eos_id is None else [self.eos_id])}))
+        return tuple(sorted({*newline, *self.ends}))
 
     def generate(
         self,
@@ -117,6 +123,7 @@ class CausalModel:
         rows or more is of one length, without padding.
 
         Args:
+            stop_ids: the stop tokens; if one of the model's `ends` is among them, all are. None: those of the property.
             batch_size: prompts continued together, at every point.
             points: P, of those that the model's space holds; the texts are those of the first, then of the second, ...
             choose: (numbers of the prompts in a batch, tokens generated so far, logits [N, V]) -> scores [N, V], of
@@ -124,7 +131,8 @@ class CausalModel:
 
         Raises ValueError if a prompt and its new tokens exceed the model's positions.
         """
-        stops = sorted(set(self.stop_ids if stop_ids is None else stop_ids))
+        stops = {*(self.stop_ids if stop_ids is None else stop_ids)}
+        stops |= frozenset() if self.ends.isdisjoint(stops) else self.ends
         batches: list[list[int]] = []
         for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True):  # the longest prompts first
             last = batches[-1] if batches else []
@@ -134,7 +142,9 @@ class CausalModel:
             batches[-1].append(i)
         texts = [""] * (points * len(prompts))
         for chunk in batches:
-            rows = self._continued([prompts[i] for i in chunk] * points, max_new_tokens, stops, choose, points, chunk)
+            rows = self._continued(
+                [prompts[i] for i in chunk] * points, max_new_tokens, sorted(stops), choose, points, chunk
+            )
             places = [point * len(prompts) + i for point in range(points) for i in chunk]
             for i, row in zip(places, rows, strict=True):
                 texts[i] = self.tokenizer.decode(row, skip_special_tokens=True).strip()

@@ -173,6 +173,7 @@ def in_shards(groups: Iterable[Mapping[str, Tensor]]) -> Iterator[dict[str, Tens
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"  # of earlier versions of transformers, which kept these tokens apart
+GENERATION = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"  # where it is not in the settings
 
 
@@ -196,7 +197,6 @@ class TokenizerFile:
     """A tokenizer read from a model folder's tokenizer.json by the library that transformers uses for it.
 
     Attributes:
-        size: rows of the embedding that it needs.
         chat_template, special_tokens_map, added_tokens_decoder: as of a tokenizer of transformers.
 
     Raises UserError if the file, or the tokenizer's settings beside it, cannot be read.
@@ -205,13 +205,12 @@ class TokenizerFile:
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
 
-        _, settings, special = (_object(folder / name) for name in (FILE, SETTINGS, SPECIAL))
+        _, settings, special = (read_object(folder / name) for name in (FILE, SETTINGS, SPECIAL))
         try:
             self._tokenizer = Tokenizer.from_file(str(folder / FILE))
         except Exception as error:  # the library raises no other type, whatever is wrong
             reason = " ".join(str(error).split())
             raise UserError(f"the tokenizer cannot be read ({reason})", where=str(folder / FILE)) from None
-        self.size = max(self.get_vocab().values(), default=-1) + 1
         self.added_tokens_decoder: dict[int, Any] = self._tokenizer.get_added_tokens_decoder()
         named = settings if "added_tokens_decoder" in settings else {**settings, **special}
         texts = {key: one.get("content") if isinstance(one, dict) else one for key, one in named.items()}
@@ -230,7 +229,7 @@ class TokenizerFile:
         return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
 
 
-def _object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file; {} if there is no such file. Raises UserError if it holds anything else."""
     try:
         content = json.loads(file.read_bytes()) if file.is_file() else {}

@@ -19,7 +19,7 @@ from torch import nn
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family, is_composed
+from zo_sweeps.models.families import MASKED_PACKING, MASKED_PREFIX, Family, is_composed, unscaled
 from zo_sweeps.models.projection import features, is_projection, logits_of
 
 ROWS, TOKENS = 3, 5  # of the forward without weights
@@ -124,7 +124,8 @@ def _read(module: Any, kind: str, masked: bool) -> Arch:
     heads, head, kv_heads = _heads(config, linears)
     embedding, output = module.get_input_embeddings().weight, module.get_output_embeddings()
     window, mixed = _window(config)
-    positions, no_packing = _positions(module), MASKED_PACKING if masked else _no_packing(module, mixed)
+    positions = unscaled(config.to_dict(), _positions(module))
+    no_packing = MASKED_PACKING if masked else _no_packing(module, mixed)
     around = [layers[0].get_submodule(path.rpartition(".")[0]) for path in projections.values()]
     cache, seen = _run(module, blocks, projections)
     return Arch(

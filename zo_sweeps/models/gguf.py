@@ -34,6 +34,13 @@ ROPE_FACTORS = "rope_freqs.weight"
 # Values of `tokenizer.ggml.pre` whose texts GPT-2's pattern splits rightly, which transformers falls back to: the last
 # three split digits first, which changes nothing where no token has two digits.
 AS_GPT2 = ("default", "gpt-2", "refact", "smollm", "starcoder")
+# Those for which llama.cpp takes a word of the vocabulary whole, whatever its merges, and starts a text with BOS unless
+# the file says not to.
+WHOLE_WORDS = (
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"),
+    *("jina-v5-nano", "lfm2", "midm-2.0", "pixtral", "tekken"),
+)
+RULES = 2  # of conversion: what was converted by others is not read
 
 
 def on_hub(path: str) -> tuple[str, str] | None:
@@ -61,7 +68,7 @@ def converted(file: Path, digest: str) -> Path:
     the folder cannot be written. Cost: none if the file was converted; else a read of it and 4 bytes written per
     parameter. Memory: a file of weights, and the largest tensor thrice.
     """
-    folder = cache_folder() / "gguf" / f"{digest}-{version_of('transformers')}"
+    folder = cache_folder() / "gguf" / f"{digest}-{version_of('transformers')}-{RULES}"
     if folder.is_dir():
         return folder
     try:
@@ -130,11 +137,13 @@ def _config(reader: Any, file: Path) -> Any:
     stated = {key.removeprefix(f"{family}."): value for key, value in fields.items() if key.startswith(f"{family}.")}
     mapping: Any = GGUF_CONFIG_MAPPING
     stated = {key: value for key, value in stated.items() if key == ROTARY or not mapping[family].get(key)}
-    added = {LEFT_OUT[key]: stated.pop(key) for key in LEFT_OUT if key in stated}
+    added = {name: stated[key] for key, name in LEFT_OUT.items() if key in stated}
     config = AutoConfig.for_model(**{**load_gguf_checkpoint(str(file))["config"], **added})
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     implied = {
-        "attention.value_length": head,
+        # Llama's configuration has no window, and that of Qwen2 drops it.
+        **{key: getattr(config, name) for key, name in LEFT_OUT.items() if hasattr(type(config), name)},
+        **dict.fromkeys(("attention.key_length", "attention.value_length"), head),
         ROTARY: head,
         "rope.scaling.original_context_length": config.max_position_embeddings,
         "rope.scaling.attn_factor": 1.0,
@@ -174,18 +183,24 @@ def _save_tokenizer(reader: Any, file: Path, folder: Path, known: set[str]) -> N
     """Write the tokenizer, with the chat template. Raises UserError if it splits texts in none of the `known` ways."""
     from transformers import PreTrainedTokenizerFast
 
-    kind, pre = (reader.fields.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
-    if kind is not None and kind.contents() == "gpt2" and pre is not None and pre.contents() not in known:
-        raise _refused(file, f"a tokenizer that splits texts as {pre.contents()!r} cannot be converted", known)
+    stated = {name: reader.fields.get(f"tokenizer.ggml.{name}") for name in ("model", "pre", "add_bos_token")}
+    kind, pre, begins = (field and field.contents() for field in stated.values())
+    if kind == "gpt2" and pre is not None and pre not in known:
+        raise _refused(file, f"a tokenizer that splits texts as {pre!r} cannot be converted", known)
+    whole_words = kind == "gpt2" and pre in WHOLE_WORDS
+    unsaid: dict[str, Any] = {"add_bos_token": True} if whole_words and begins is None else {}
     try:
         # The class of an architecture would build one of its own, whatever the file says.
-        PreTrainedTokenizerFast.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(str(folder))
+        made = PreTrainedTokenizerFast.from_pretrained(str(file.parent), gguf_file=file.name, **unsaid)
+        made.save_pretrained(str(folder))
     except (ValueError, LookupError, TypeError, OSError) as error:
         raise _refused(file, f"the tokenizer cannot be converted ({' '.join(str(error).split())})") from None
     # transformers adds the special tokens of the class that it builds from, which the model has no rows for.
     whole = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
     size = len(reader.fields["tokenizer.ggml.tokens"].data)
     whole["added_tokens"] = [token for token in whole["added_tokens"] if token["id"] < size]
+    if whole_words:
+        whole["model"]["ignore_merges"] = True
     (folder / TOKENIZER).write_text(json.dumps(whole, ensure_ascii=False), encoding="utf-8")
 
 

@@ -20,6 +20,7 @@ from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models import families, gguf
 from zo_sweeps.models.checkpoint import (
     CHAT_TEMPLATE,
+    GENERATION,
     INDEX,
     SETTINGS,
     SPECIAL,
@@ -28,6 +29,7 @@ from zo_sweeps.models.checkpoint import (
     TokenizerFile,
     front_of,
     read_checkpoint_info,
+    read_object,
     shards_of,
 )
 from zo_sweeps.models.checkpoint import FILE as TOKENIZER
@@ -188,10 +190,11 @@ def fetched(model: Mapping[str, Any]) -> Path | None:
 def fingerprint_model(model: Model) -> str:
     """Return the identity of a model's weights and tokenizer: a short string, the same wherever they are stored.
 
-    local, demo: "local:" + SHA-256 over config.json, the tokenizer's files, and name, size, header and content of each
-    weight file (above 256 MiB: 64 evenly spaced blocks of 64 KiB). hub: "hf:<id>@<revision>". random: "random:" +
-    hash of `arch`, `seed` and the demo tokenizer that it is used with. A package: "package:" + its own fingerprint. A
-    GGUF file: "gguf:" + SHA-256 of the file (above 256 MiB: of its size, its first 64 MiB and such blocks).
+    local, demo: "local:" + SHA-256 over config.json, the tokenizer's files, ends of a text that generation_config.json
+    alone names, and name, size, header and content of each weight file (above 256 MiB: 64 evenly spaced blocks of 64
+    KiB). hub: "hf:<id>@<revision>". random: "random:" + hash of `arch`, `seed` and the demo tokenizer that it is used
+    with. A package: "package:" + its own fingerprint. A GGUF file: "gguf:" + SHA-256 of the file (above 256 MiB: of its
+    size, its first 64 MiB and such blocks).
 
     Raises UserError for a folder that is not a model. Cost: reads at most 256 MiB per weight file, once per process.
     """
@@ -248,7 +251,7 @@ def _of_folder(folder: Path, info: CheckpointInfo, identity: str) -> ModelStatus
     """Return the status of a model on disk. Raises UserError for a tokenizer that is unreadable or does not fit."""
     tokenizer, front = _tokenizer(folder, info.config)
     if tokenizer is not None:
-        families.fits(info.arch, tokenizer.size)
+        families.fits(info.arch, tokenizer)
     return ModelStatus(True, "", identity, info.parameters, info.arch, tokenizer, front)
 
 
@@ -342,6 +345,10 @@ def _identify_once(folder: Path, stamps: object) -> tuple[CheckpointInfo, str, M
             content = hashlib.sha256((folder / part).read_bytes()).digest()
             digest.update(f"\n{part}\n".encode() + content)
             files[str(folder / part)] = content.hex()[:16]
+    ends = read_object(folder / GENERATION).get("eos_token_id")
+    if ends not in (None, config.get("eos_token_id")):
+        digest.update(f"\nends {json.dumps(ends)}\n".encode())
+        files[str(folder / GENERATION)] = fingerprint(ends)
     for file in info.files:
         content = _content(file)
         digest.update(f"\n{file.name} {file.stat().st_size}\n".encode() + content)

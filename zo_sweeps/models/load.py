@@ -180,7 +180,7 @@ def _random(
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(DEMO), local_files_only=True)
-    ids: dict[str, Any] = {}
+    ids: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id}  # that of `options` is another token there
     if arch.masked:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})  # the last id
         ids["pad_token_id"] = tokenizer.pad_token_id  # RoBERTa counts positions from it

@@ -248,9 +248,14 @@ def length(
 
 
 def token_ids(tokenizer: Any, text: str) -> Ids:
-    """Return the ids of a text, without special tokens."""
+    """Return the ids of a text, without special tokens. Raises UserError for one that the model has no row for."""
     # verbose=False: no warning about sequences beyond the model's length, which are cut here
-    return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    ids = tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    if (last := max(ids, default=0)) >= getattr(tokenizer, "rows", last + 1):  # set by `families.fits`
+        name = tokenizer.added_tokens_decoder[last].content
+        what = f"a text has the token {name!r}, which the model has no embedding for"
+        raise UserError(what, where="a row of the task", fix="leave it out of the data")
+    return ids
 
 
 SEPARATOR = "\n\n"

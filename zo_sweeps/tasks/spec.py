@@ -88,6 +88,10 @@ class TaskSpec:
             raise UserError(
                 f"the loss {self.objective.name!r} cannot be evaluated without generating", where=where, fix=fix
             )
+        newline = self.kind.generates and not self.chat and self.stop in ("", "\n")
+        if newline and "\n" in self.options[0].strip():
+            what = "the answer trained on has several lines, and a generated one ends at its first newline"
+            raise UserError(what, where=where, fix='set task.stop, for example to "\\n\\n"')
         words = [option.strip(" ") for option in self.options]
         if same := [word for i, word in enumerate(words) if word in words[:i]]:
             raise UserError(f"two options are both {same[0]!r}, and training cannot tell them apart", where=where)

@@ -33,8 +33,11 @@ def minibatch(protocol: FederatedAveraging, client: int, step: int) -> Batch:
     return collate([own[i] for i in indices(SEED, step, len(own), 3)], 0)
 
 
-def averaged(protocol: FederatedAveraging, update: Update) -> tuple[Any, list[StepDone | Evaluated]]:
+def averaged(
+    protocol: FederatedAveraging, update: Update, dtype: torch.dtype = torch.float32
+) -> tuple[Any, list[StepDone | Evaluated]]:
     model = tiny_model()
+    model.module.to(dtype)
     space = FullModel(model.module)
     begin = partial(GradientSteps, model, space, losses.candidates, update, steps=STEPS, seed=SEED)
     events = train_averaged(
@@ -59,6 +62,12 @@ def test_one_client_in_one_round_is_the_run_of_one_process_bit_for_bit(update: U
     seen = [[(one.step, one.loss, one.tokens) for one in of if isinstance(one, StepDone)] for of in (events, found)]
     assert seen[0] == seen[1]
     assert digest(alone.params) == digest(space.params)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_mean_of_equal_weights_is_those_weights_in_half_precision(dtype: torch.dtype) -> None:
+    space, _ = averaged(FederatedAveraging(clients=5, present=5, local_steps=2), SGD(lr=0.0), dtype)
+    assert digest(space.params) == digest(FullModel(tiny_model().module.to(dtype)).params)
 
 
 @pytest.mark.parametrize("local_steps", [1, 3, 4])

@@ -45,7 +45,8 @@ def train_averaged(
     params = list(space.params.values())
     for first in range(1, steps + 1, protocol.local_steps):
         members, numbers = protocol.members(seed, first), protocol.round_of(first, steps)
-        start, sums = [param.detach().clone() for param in params], [torch.zeros_like(param) for param in params]
+        start = [param.detach().clone() for param in params]
+        sums = [torch.zeros_like(param, dtype=torch.float32) for param in params]  # rounded once, to the mean
         taken: list[list[StepDone]] = []
         for client in members:
             with torch.no_grad():

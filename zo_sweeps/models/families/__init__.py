@@ -18,6 +18,7 @@ from zo_sweeps.methods.arch import Arch
 
 MASKED_PACKING = "each token of a masked model's row attends to all others"
 MASKED_PREFIX = "a prefix needs a causal model, which keeps keys and values"
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # of special tokens that texts are made with
 COMPOSED = ("gelu_new", "gelu_fast", "gelu_accurate", "quick_gelu")  # written in Python, one tensor per operation
 
 
@@ -62,14 +63,34 @@ def describe(config: Mapping[str, Any]) -> Arch:
     return family(config).describe(config)
 
 
-def fits(arch: Arch, tokens: int) -> None:
-    """Raise UserError if a tokenizer, whose highest id is `tokens` - 1, is larger than the model's embeddings."""
+def fits(arch: Arch, tokenizer: Any) -> None:
+    """Raise UserError if a tokenizer (of transformers, or a `TokenizerFile`) is larger than the model's embeddings.
+
+    Special tokens without a role in texts do not count: Gemma 3's text models have no row for the token of images. A
+    text that has one is refused when it is encoded (`encode.token_ids`), by the tokenizer's `rows`, which is set here.
+    """
+    needed = {tokenizer.special_tokens_map.get(f"{role}_token") for role in ROLES}
+    spare = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special} - needed
+    tokens = max((i for token, i in tokenizer.get_vocab().items() if token not in spare), default=-1) + 1
+    tokenizer.rows = arch.vocabulary
     if tokens > arch.vocabulary:
         raise UserError(
             f"the tokenizer has {tokens} tokens, and the model's embeddings have {arch.vocabulary} rows",
             where="model",
             fix="use the tokenizer that was saved with the weights",
         )
+
+
+def unscaled(config: Mapping[str, Any], positions: int) -> int:
+    """Return the most tokens of a row whose numbers do not depend on the other rows of a forward.
+
+    Of the two sets of factors of `longrope`, transformers takes one for all rows, by the longest.
+    """
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    parts = [scaling, *scaling.values()] if isinstance(scaling, Mapping) else []  # of all layers, or of a kind of them
+    long = [one for one in parts if isinstance(one, Mapping) and "longrope" in (one.get("rope_type"), one.get("type"))]
+    key = "original_max_position_embeddings"
+    return min([positions, *(size(one, key) for one in long if key in one)])
 
 
 def with_layers(config: Mapping[str, Any], most: int) -> dict[str, Any]:

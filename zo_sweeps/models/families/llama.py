@@ -7,7 +7,7 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.models.families import Family, arch_of, head_width, size
+from zo_sweeps.models.families import Family, arch_of, head_width, size, unscaled
 
 PROJECTIONS = {
     "q": "self_attn.q_proj",
@@ -40,7 +40,7 @@ def describe(config: Mapping[str, Any]) -> Arch:
         config,
         linears,
         kv_heads=kv_heads,
-        positions=config.get("max_position_embeddings") or 2048,
+        positions=unscaled(config, config.get("max_position_embeddings") or 2048),
         tied=tied,
         masked=False,
         parameters=(1 if tied else 2) * vocabulary * width + layers * layer + width,

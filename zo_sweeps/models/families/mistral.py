@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.models.families import Family, llama
+from zo_sweeps.models.families import Family, llama, unscaled
 
 
 def describe(config: Mapping[str, Any]) -> Arch:
     """Return the shape of a Mistral. Its window defaults to 4096, as in transformers."""
-    positions = config.get("max_position_embeddings") or 4096 * 32
+    positions = unscaled(config, config.get("max_position_embeddings") or 4096 * 32)
     return replace(llama.describe(config), positions=positions, window=config.get("sliding_window", 4096) or 0)
 
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.reward import Reward
 
-_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?")  # the minus of 5-3 is no sign
+# The minus of 5-3 and top-5 is no sign, the dot of No.5 and ...7 no decimal point, and 3 no number of v1.2.3.
+_NUMBER = re.compile(r"(?<!\d)(?<!\d\.)(?:(?<!\w)-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<![\w.])\.\d+)")
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,21 @@ class Number(Reward):
         ({"answer": "#### 1,000"}, "1000", 1.0),
         ({"answer": "-3"}, "5-3", 0.0),
         ({"answer": "7"}, "It is 77.", 0.0),
+        ({"answer": "7"}, "The answer is...7", 1.0),
+        ({"answer": "0.5"}, "It is .5", 1.0),
+        ({"answer": "3"}, "The answer is \u22123", 0.0),
     )
 
     column: str = option("answer", "column with the number, the last one in its text")
     position: Literal["any", "last"] = option("any", "which number of the text must be the right one")
 
     def of(self, row: Mapping[str, Any], text: str) -> float:
-        numbers = _numbers(text)
-        return float(_numbers(str(row[self.column]))[-1] in (numbers if self.position == "any" else numbers[-1:]))
+        right, numbers = _numbers(str(row[self.column])), _numbers(text)
+        if not right:
+            raise ValueError(f"column {self.column!r} of the row has no number: {row[self.column]!r}")
+        return float(right[-1] in (numbers if self.position == "any" else numbers[-1:]))
 
 
 def _numbers(text: str) -> list[Decimal]:
+    text = text.replace("\u2212", "-")  # the minus of typesetting
     return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text)]
