@@ -45,9 +45,9 @@ def kind(of: Any) -> str:
 
 
 def range_of(option: Field[Any]) -> str:
-    least, most, above = (option.metadata.get(key) for key in ("least", "most", "above"))
-    parts = [f"{sign} {value:g}" for sign, value in (("≥", least), (">", above), ("≤", most)) if value is not None]
-    return ", ".join(parts)
+    limits = {"least": "≥", "above": ">", "most": "≤", "below": "<"}
+    values = {sign: option.metadata.get(key) for key, sign in limits.items()}
+    return ", ".join(f"{sign} {value:g}" for sign, value in values.items() if value is not None)
 
 
 def default_of(option: Field[Any]) -> str:

@@ -16,6 +16,7 @@ FILLED, SHARED = "task=timing", "task=demo_remarks"  # texts of max_length; text
 RATE = "update.lr=1e-4"
 ALL = ["train.logits=all", "train.packing=false"]
 CODED = ["precision=nf4", "precision.compute=fp32"]
+BOTH = ["method=mezo", "update=conservative", RATE, "estimator.q=1", "evaluation.mode=both"]
 CASES = {
     "MeZO": ["method=mezo", RATE, SHARED],
     "MeZO in bf16": ["method=mezo", RATE, "precision=bf16", FILLED],
@@ -23,6 +24,9 @@ CASES = {
     "one point at a time": ["method=prge", RATE, "evaluation.mode=sequential", FILLED],
     "P-RGE, q = 16": ["method=prge", RATE, "estimator.q=16", SHARED],
     "EGGROLL": ["method=eggroll", RATE, SHARED],
+    "points on one side": ["method=mezo_gv", RATE, "space=lora_fa", "estimator.q=4", "evaluation.mode=outer", FILLED],
+    "points along the estimate": [*BOTH, "space=lora_fa", FILLED],
+    "of all weights, one at a time": [*BOTH, "perturbation=low_rank", FILLED],
     "all logits": ["method=prge", RATE, "estimator.q=4", *ALL, SHARED],
     "over NF4": ["method=prge", RATE, "estimator.q=4", "precision=nf4", FILLED],
     "codes": ["method=quzo", "update.lr=1", "precision=int8", SHARED],

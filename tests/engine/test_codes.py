@@ -31,6 +31,7 @@ from zo_sweeps.engine.step import Method
 from zo_sweeps.engine.train import Scores, StepDone, train
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.points import Estimate, NoiseKey
 from zo_sweeps.methods.space import Found
 
 pytestmark = pytest.mark.unit
@@ -325,7 +326,7 @@ def scaled(weight: Tensor, precision: Any, scales: Tensor) -> Tensor:
     codes = precision.encode(weight)
     codes.scales = torch.ones_like(codes.decoded_scales())
     unit = codes.dense().flatten()
-    size = weight.shape[1] if scales.dim() == 2 else precision.block
+    size = getattr(precision, "block", weight.shape[1])
     return (unit * scales.flatten().repeat_interleave(size)[: len(unit)]).view(weight.shape)
 
 
@@ -367,6 +368,16 @@ def test_as_many_scales_are_trained_as_the_precision_says(coded: str, options: d
     space = of_scales(coded_model(precision))
     for name, weight in weights_of(tiny_model()).items():
         assert space.params[f"{name}.scales"].numel() == precision.scales(*weight.shape)
+
+
+@pytest.mark.parametrize(("coded", "options"), [*OPTIONS, ("int4", {})])
+def test_scales_of_rows_and_blocks_are_vectors_and_do_not_decay(coded: str, options: dict[str, Any]) -> None:
+    space = of_scales(coded_model(precision_of(coded, **options)))
+    before = {name: param.detach().clone() for name, param in space.params.items()}
+    SGD(weight_decay=0.5).apply(space.params, Estimate(((NoiseKey(0, 1, 0), 0.0),), (0.0,), 0.0), Gaussian(), {}, 0.1)
+    for name, param in space.params.items():
+        assert param.dim() == 1
+        assert torch.equal(param, before[name])
 
 
 def test_qzo_is_its_algorithm_1_and_replays_to_the_bit() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.precision import expected_correlation
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from zo_sweeps.core.caveats import remark
-from zo_sweeps.engine import losses, rounding
+from zo_sweeps.engine import direction, losses, rounding
 from zo_sweeps.engine.batch import collate
 from zo_sweeps.engine.estimators.es import ES
 from zo_sweeps.engine.estimators.rge import RGE
@@ -19,11 +19,13 @@ from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
 from zo_sweeps.engine.evaluate import evaluate
 from zo_sweeps.engine.loss_noise import LossNoise, noise_to_signal
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
+from zo_sweeps.engine.perturbations.rademacher import Rademacher
 from zo_sweeps.engine.replay import replay
 from zo_sweeps.engine.rounding import ROUNDING, LostUpdates, stochastic
 from zo_sweeps.engine.spaces.full import Full
 from zo_sweeps.engine.spaces.vera import VeRA
 from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.step import step as take_step
 from zo_sweeps.engine.train import Scores, StepDone, of_batch, train
 from zo_sweeps.engine.updates.adam import Adam
 from zo_sweeps.engine.updates.momentum import Momentum
@@ -32,8 +34,10 @@ from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate, NoiseKey
-from zo_sweeps.methods.space import InstalledSpace, Space
+from zo_sweeps.methods.space import FullModel, InstalledSpace, Space
 from zo_sweeps.methods.update import RoundedUpdate, Rounding
+from zo_sweeps_league.perturbations.layers import Layers
+from zo_sweeps_league.perturbations.small_weights import SmallWeights
 from zo_sweeps_league.updates.sign import Sign
 
 pytestmark = pytest.mark.unit
@@ -155,6 +159,47 @@ def test_a_run_in_half_precision_measures_lost_updates_at_steps_1_2_4_and_8() ->
     shares = {event.step: event.lost for event in events if isinstance(event, StepDone)}
     assert [step for step, share in shares.items() if not math.isnan(share)] == [1, 2, 4, 8]
     assert all(share > 0.9 for share in shares.values() if not math.isnan(share))
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [Gaussian(), Rademacher(), SmallWeights(), Layers(), Layers(dropped=0.5)],
+    ids=["nowhere 0", "nowhere 0, signs", "0 in most entries", "0 in most layers", "0 in half the layers"],
+)
+def test_what_the_directions_of_a_step_leave_as_it_is_is_not_counted_as_lost(noise: Perturbation) -> None:
+    class Linears(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(8)).to(torch.bfloat16)
+
+        def forward(self) -> torch.Tensor:
+            return sum(layer(torch.ones(1, 16).bfloat16()).double().square().sum() for layer in self.layers).reshape(1)
+
+    torch.manual_seed(0)
+    module, lost = Linears(), LostUpdates()
+    space = FullModel(module)
+    method = Method(RGE(2, 1e-2), noise, SGD()).bind(space.params)
+    state, before = method.init(space.params), {name: param.detach().clone() for name, param in space.params.items()}
+    drawn = method.at(space.params, state, 1).perturbation
+    z = {
+        name: torch.stack([drawn.sample(NoiseKey(0, 1, i), name, param.shape, param.device) for i in (0, 1)])
+        for name, param in before.items()
+    }
+    take_step(method, module, space, lambda P: module(), state, seed=0, step=1, lr=2e-5, lost=lost)
+    moves = torch.cat([one.any(0).flatten() for one in z.values()])
+    stayed = torch.cat([(param == before[name]).flatten() for name, param in space.params.items()])
+    assert 0.1 < lost.share(True) < 0.9
+    assert lost.share(True) == int((stayed & moves).sum()) / int(moves.sum())
+
+
+@pytest.mark.parametrize("size", [5, rounding.PROBE, 3 * rounding.PROBE + 7])
+def test_an_estimate_is_probed_where_its_parameter_is(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "CHUNK", 1000)
+    terms = tuple((NoiseKey(0, 1, query), weight) for query, weight in enumerate((0.7, -1.1)))
+    estimate, param = Estimate(terms, (0.7, -1.1), 0.0), torch.zeros(size)
+    for noise in (Gaussian(), Constant()):
+        found = rounding.probed(estimate, noise, "w", param)
+        assert torch.equal(found, rounding.probe(direction.ghat(estimate, noise, "w", param)))
 
 
 HALVES = (torch.bfloat16, torch.float16)

@@ -21,13 +21,14 @@ from zo_sweeps.methods.definition import Definition, convert, hints, identity, o
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.schedule import Schedule
 
+LIMITS = ("least", "most", "above", "below")
 MEMBERS = [pytest.param(axis, name, id=f"{axis} {name}") for axis, name in contract.every()]
 EVERY_OPTION = [(axis, name, f) for axis, name in contract.every() for f in options(contract.kind(axis, name))]
 OPTIONS = [pytest.param(axis, name, f, id=f"{axis} {name} {f.name}") for axis, name, f in EVERY_OPTION]
 RANGED = [
     pytest.param(axis, name, f, id=f"{axis} {name} {f.name}")
     for axis, name, f in EVERY_OPTION
-    if any(f.metadata[key] is not None for key in ("least", "most", "above"))
+    if any(f.metadata[key] is not None for key in LIMITS)
 ]
 
 
@@ -42,7 +43,7 @@ def kind_of(made: Any, f: Field[Any]) -> Any:
 
 def another(kind: Any, f: Field[Any], value: Any) -> Any:
     """A value that the option takes and that is not `value`."""
-    least, most, above = (f.metadata[key] for key in ("least", "most", "above"))
+    least, most, above, below = (f.metadata[key] for key in LIMITS)
     if NoneType in get_args(kind):
         return value + 1 if value is not None else another(get_args(kind)[0], f, value)
     if kind is bool:
@@ -57,6 +58,7 @@ def another(kind: Any, f: Field[Any], value: Any) -> Any:
             and (least is None or one >= least)
             and (most is None or one <= most)
             and (above is None or one > above)
+            and (below is None or one < below)
         ]
         return kind(fits[0])
     if kind is str:
@@ -152,8 +154,8 @@ def test_a_value_of_a_wrong_type_is_refused_with_its_key_and_place(axis: str, na
 
 @pytest.mark.parametrize(("axis", "name", "f"), RANGED)
 def test_a_number_out_of_its_range_is_refused(axis: str, name: str, f: Field[Any]) -> None:
-    least, most, above = (f.metadata[key] for key in ("least", "most", "above"))
-    outside = [above] if above is not None else []
+    least, most, above, below = (f.metadata[key] for key in LIMITS)
+    outside = [limit for limit in (above, below) if limit is not None]
     outside += [least - 1] if least is not None else []
     outside += [most + 1] if most is not None else []
     for value in outside:

@@ -22,9 +22,10 @@ from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.estimator import SCOUTS, Estimator
-from zo_sweeps.methods.evaluation import Mode
+from zo_sweeps.methods.evaluation import Evaluation, Mode
 from zo_sweeps.methods.points import Layout
 from zo_sweeps.methods.space import FullModel
+from zo_sweeps.methods.update import Update
 
 pytestmark = pytest.mark.unit
 ROLES = {
@@ -83,9 +84,13 @@ def test_an_estimator_has_as_many_points_and_directions_as_planned(name: str) ->
         assert contract.member("estimator", name, q=7).budget == 7
 
 
+def at_coordinates(name: str) -> bool:
+    return bool(contract.kind("estimator", name).coordinates)
+
+
 @pytest.mark.parametrize("name", contract.names("estimator"))
 def test_an_estimator_through_the_coordinates_has_a_perturbation_that_goes_with_it(name: str) -> None:
-    if contract.kind("estimator", name).coordinates:
+    if at_coordinates(name):
         assert [one for one in contract.names("perturbation") if contract.kind("perturbation", one).coordinates]
         assert contract.estimator(name).directions(D) == D
 
@@ -142,16 +147,30 @@ def test_a_mode_groups_one_sided_points_as_evaluate_does(mode: Mode) -> None:
     assert max(map(len, groups)) <= mode.points_per_forward(4)
 
 
-def seen_sizes(estimator: Estimator, mode: Mode) -> list[int]:
+@pytest.mark.parametrize(("q", "most", "update"), [(1, None, "conservative"), (4, None, "sgd"), (4, 3, "sgd")])
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("name", [name for name in contract.names("estimator") if not at_coordinates(name)])
+def test_the_most_points_of_a_steps_forwards_are_those_that_are_planned(
+    name: str, mode: Mode, q: int, most: int | None, update: str
+) -> None:
+    estimator = contract.member("estimator", name, **contract.queries(name, q))
+    mover = contract.member("update", "sgd" if estimator.owns_rows else update)
+    planned = Evaluation(mode, most).points_per_forward(estimator, mover.evaluations)
+    assert max(seen_sizes(estimator, mode, mover, most)) == planned
+
+
+def seen_sizes(estimator: Estimator, mode: Mode, update: Update | None = None, most: int | None = None) -> list[int]:
     """Points in each forward of a step."""
     model, sizes = tiny_model(), []
     space = install("lora_fa", model)
 
     def objective(points: int) -> Tensor:
         sizes.append(points)
-        return torch.zeros(points)
+        return torch.arange(1.0, points + 1)
 
-    evaluate(objective, model.module, space, Gaussian(), estimator.points(0, 1), mode)
+    method = Method(estimator, Gaussian(), update or SGD(), mode, most=most).bind(space.params)
+    of_step = [objective] * method.estimator.budget if estimator.owns_rows else objective
+    step(method, model.module, space, of_step, method.init(space.params), seed=0, step=1, lr=1e-3)
     return sizes
 
 

@@ -169,7 +169,8 @@ def out_of_place(
     in_parts = {
         layer: part for layer in moving if isinstance(noise, PartialPerturbation) and (part := _in_parts(layer))
     }
-    readers = {layer.out_proj: layer for layer in module.modules() if isinstance(layer, nn.MultiheadAttention)}
+    attentions = (layer for layer in module.modules() if isinstance(layer, nn.MultiheadAttention))
+    readers: dict[nn.Module, nn.Module] = {layer.out_proj: layer for layer in attentions}
     with ExitStack() as hooks, linear.replaced(in_parts, lambda layer, own: partial(in_parts[layer], layer, at)):
         for layer in moving:
             if layer not in in_parts:

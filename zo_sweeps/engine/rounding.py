@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.direction import ghat, ghat_parts
 from zo_sweeps.engine.layers.weight_only import Integers
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import PartialPerturbation, Perturbation
 from zo_sweeps.methods.points import Estimate, NoiseKey
 from zo_sweeps.methods.update import Params, Update
 
@@ -27,10 +27,11 @@ class LostUpdates:
     Not for updates that round stochastically: there most elements stay too, and the mean is right.
 
     Counted at up to PROBE evenly spaced elements of each parameter in half precision (in fp32, none is counted: 2^-24
-    of a weight is far below any update that matters). Every element of a direction is taken as meant to move, and with
-    backpropagated gradients every element whose gradient is not 0.
+    of a weight is far below any update that matters). An element is taken as meant to move if the step's estimate, or
+    its backpropagated gradient, is not 0 there: not by momentum or decay alone, which may be all that moves it.
 
-    Cost: two gathers of PROBE elements per parameter at a step that is measured; see `is_measured`.
+    Cost: two gathers of PROBE elements per parameter and, of an estimate, its q noise passes, at a step that is
+    measured; see `is_measured`.
     """
 
     def __init__(self) -> None:
@@ -42,12 +43,14 @@ class LostUpdates:
         return step & (step - 1) == 0
 
     @contextmanager
-    def around(self, params: Params) -> Iterator[None]:
-        """Compare the parameters before and after the block."""
-        halves = [param for param in params.values() if param.dtype in (torch.bfloat16, torch.float16)]
-        before = [(probe(param), _moves(param)) for param in halves]
+    def around(
+        self, params: Params, estimated: Callable[[str, nn.Parameter], Tensor] = lambda _, param: _gradient(param)
+    ) -> Iterator[None]:
+        """Compare the parameters before and after the block; `estimated`: name, parameter -> ghat as `probe` has it."""
+        halves = [(name, one) for name, one in params.items() if one.dtype in (torch.bfloat16, torch.float16)]
+        before = [(param, probe(param), estimated(name, param) != 0) for name, param in halves]
         yield
-        for param, (old, moves) in zip(halves, before, strict=True):
+        for param, old, moves in before:
             self._stayed += int(((probe(param) == old) & moves).sum())
             self._counted += int(moves.sum())
 
@@ -92,8 +95,9 @@ def move(
 
     Decay is decoupled (as in AdamW: it never enters a moment or a sign), and the same for every update. It applies to
     parameters of two or more dimensions, that is to matrices and embeddings; biases, norms, magnitude and scale
-    vectors, and the value vectors of sparse spaces do not decay. (MeZO's code excludes names that contain "bias",
-    "layer_norm" or "layernorm": equivalent for OPT and RoBERTa, which have no other vectors.)
+    vectors, and the value vectors of sparse spaces do not decay; scales of groups, [out, groups], do. (MeZO's code
+    excludes names that contain "bias", "layer_norm" or "layernorm": equivalent for OPT and RoBERTa, which have no other
+    vectors.)
     """
     if weight_decay and param.dim() >= 2:
         direction = direction.add(param, alpha=weight_decay)
@@ -183,5 +187,17 @@ def probe(param: Tensor) -> Tensor:
     return flat[:: max(1, flat.numel() // PROBE)][:PROBE].clone()
 
 
-def _moves(param: Tensor) -> Tensor:
-    return torch.ones_like(probe(param), dtype=torch.bool) if param.grad is None else probe(param.grad) != 0
+def probed(estimate: Estimate, noise: Perturbation, name: str, param: Tensor) -> Tensor:
+    """Return ghat at the elements that `probe` copies. Memory: a direction, or CHUNK elements of a partial one."""
+    if not isinstance(noise, PartialPerturbation):
+        return probe(ghat(estimate, noise, name, param))
+    size, every, found = param.numel(), max(1, param.numel() // PROBE), []
+    for start in range(0, size, CHUNK):
+        shape = torch.Size((min(CHUNK, size - start),))
+        part = noise.combine(estimate.terms, name, shape, param.device, start=start)
+        found.append(part[-start % every :: every])
+    return torch.cat(found)[:PROBE]
+
+
+def _gradient(param: Tensor) -> Tensor:
+    return torch.ones_like(probe(param)) if param.grad is None else probe(param.grad)

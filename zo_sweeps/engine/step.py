@@ -23,7 +23,7 @@ from zo_sweeps.engine.direction import Along, bases_of_inputs, digest_of
 from zo_sweeps.engine.evaluate import InPlace, RowParts, StepObjective, evaluate
 from zo_sweeps.engine.layers.weight_only import Integers
 from zo_sweeps.engine.loss_noise import LossNoise
-from zo_sweeps.engine.rounding import LostUpdates
+from zo_sweeps.engine.rounding import LostUpdates, probed
 from zo_sweeps.engine.types import DivergedError, Peers
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Evaluation, Mode, Restore
@@ -158,7 +158,8 @@ def step(
         return evaluate(objective, module, space, line, candidates, mode, method.most)
 
     estimate = method.update.choose(estimate, lr, along)
-    with lost.around(space.params) if lost is not None else nullcontext():
+    estimated = partial(probed, estimate, method.perturbation.stepped())
+    with lost.around(space.params, estimated) if lost is not None else nullcontext():
         state = method.move(space.params, estimate, state, lr)
     return estimate if method.mark is None else replace(estimate, coefs=(*estimate.coefs, method.mark)), state
 

@@ -32,6 +32,7 @@ def option(
     least: float | None = None,
     most: float | None = None,
     above: float | None = None,
+    below: float | None = None,
     identity: bool = True,
     added: bool = False,
     kw_only: bool = False,
@@ -41,13 +42,13 @@ def option(
     Args:
         default: the default value, or a factory of it (such as `dict`); omitted for a required option.
         help: one line, with the unit.
-        least, most, above: the range of a number: at least, at most, strictly above.
+        least, most, above, below: the range of a number: at least, at most, strictly above, strictly below.
         identity: whether its value affects a trial's result, and therefore counts towards the trial_id.
         added: an option added after trials were recorded: its default counts as its absence did, so their ids stay.
         kw_only: whether it is a keyword-only argument.
     """
-    metadata = {"help": help, "least": least, "most": most, "above": above, "option": True}
-    metadata |= {"identity": identity, "added": added}
+    metadata = {"help": help, "least": least, "most": most, "above": above, "below": below}
+    metadata |= {"option": True, "identity": identity, "added": added}
     if callable(default):
         return field(default_factory=default, metadata=metadata, kw_only=kw_only)
     return field(default=default, metadata=metadata, kw_only=kw_only)
@@ -232,22 +233,22 @@ def convert(kind: Any, value: Any, path: str, locate: Locate = NOWHERE) -> Any:
 @cache
 def _ranged(cls: Any) -> tuple[Field[Any], ...]:
     """Return the options that have a range."""
-    return tuple(f for f in options(cls) if any(f.metadata.get(key) is not None for key in ("least", "most", "above")))
+    limits = ("least", "most", "above", "below")
+    return tuple(f for f in options(cls) if any(f.metadata.get(key) is not None for key in limits))
 
 
 def _limits(f: Field[Any], value: Any) -> str:
     """Describe the range of an option if `value` lies outside it; return "" otherwise."""
-    least, most, above = (f.metadata.get(key) for key in ("least", "most", "above"))
+    least, most, above, below = (f.metadata.get(key) for key in ("least", "most", "above", "below"))
     if value is None or isinstance(value, (str, bool)):
         return ""
     low, high = (-math.inf if least is None else least), (math.inf if most is None else most)
-    if low <= value <= high and (above is None or value > above):
+    if low <= value <= high and (above is None or value > above) and (below is None or value < below):
         return ""
-    if above is not None:
-        return f"above {above:g}" + (f" and at most {high:g}" if most is not None else "")
-    if least is None:
-        return f"at most {high:g}"
-    return f"at least {low:g}" if most is None else f"from {low:g} to {high:g}"
+    if least is not None and most is not None:
+        return f"from {least:g} to {most:g}"
+    words = {"above": above, "at least": least, "below": below, "at most": most}
+    return " and ".join(f"{word} {limit:g}" for word, limit in words.items() if limit is not None)
 
 
 def _wrong(value: object, path: str, locate: Locate, wanted: str) -> UserError:

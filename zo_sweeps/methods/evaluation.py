@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from zo_sweeps.methods.definition import Checked, option
 from zo_sweeps.methods.points import Point
+
+if TYPE_CHECKING:
+    from zo_sweeps.methods.estimator import Estimator
 
 SCORED_TOKENS = 8192  # of a forward that scores dev or test, at most, padding included; one example may have more
 
@@ -91,11 +95,16 @@ class Evaluation(Checked):
         Restore.EXACT, "exact: theta is never modified; in_place: perturbed and restored, drift recorded"
     )
 
-    def points_per_forward(self, q: int) -> int:
-        """Return the most points in one forward for q two-sided queries."""
-        of_mode = self.mode.points_per_forward(q)
-        return min(of_mode, self.points or of_mode)
+    def points_per_forward(self, estimator: Estimator, along: int = 0) -> int:
+        """Return the most of a step's points in one forward.
 
-    def one_forward(self, q: int) -> bool:
-        """Whether one forward holds all points of q two-sided queries."""
-        return self.points_per_forward(q) == 2 * q
+        Args:
+            along: points on the line of the estimate that an update evaluates besides, as many behind as ahead.
+        """
+        if not self.mode.batched:  # through coordinates, whose points are not known before their number is
+            return 1
+        points = estimator.points(0, 1)
+        if estimator.owns_rows:  # forwards of other rows
+            points = tuple(point for point in points if point.key.query == 0)
+        line = [Point(points[0].key, place - along // 2) for place in range(along)]
+        return max(len(group) for some in (points, line) for group in self.mode.groups(some, self.points))

@@ -48,6 +48,7 @@ class Perturbation(Definition):
     state_copies: ClassVar[int] = 0  # fp32 copies of the trainable parameters that its state holds
     needs: ClassVar[str] = ""  # what it reads of an estimator's second coefficients: only for those that give it
     factored: ClassVar[bool] = False  # a matrix's direction is a product of two thin factors: a FactoredPerturbation
+    keeps_factor: ClassVar[bool] = False  # V of its U V^T, of N(0, 1) entries, for a window of steps or the run
     portable: ClassVar[bool] = True  # its values have the same bits on every device
 
     def bind(self, layout: Layout) -> Perturbation:

@@ -40,7 +40,8 @@ class Update(Definition):
     zeroth_order: ClassVar[bool] = True
     backpropagates: ClassVar[bool] = False
     draws_again: ClassVar[bool] = False  # directions of earlier steps, from their addresses alone
-    needs_factors: ClassVar[bool] = False  # of a matrix's directions: a FactoredPerturbation
+    needs_factors: ClassVar[bool] = False  # of a matrix's directions: a perturbation that keeps one of them
+    reads_coefs: ClassVar[bool] = False  # of the step's directions, not their sum alone
     trains_halves: ClassVar[bool] = False  # its `optimizer` computes in fp32 where the weights are in half precision
     has_kernels: ClassVar[bool] = False  # of a library: tried on a device before it is planned there
     portable: ClassVar[bool] = True  # its values have the same bits on every device

@@ -87,6 +87,9 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             f"estimator={estimator.name} has two points per parameter: evaluation.mode must be sequential, not "
             f"{mode.value}"
         )
+    if estimator.coordinates and config.train.examples is not None:
+        what = f"estimator={estimator.name} has two points per parameter, of which train.examples knows no number"
+        yield f"{what}: give train.steps"
     if estimator.owns_rows:
         what = f"estimator={estimator.name} gives each direction rows of its own"
         if config.evaluation.restore is Restore.IN_PLACE:
@@ -98,9 +101,9 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
     if perturbation.needs and perturbation.needs != estimator.gives:
         partners = _having(estimator.axis, lambda one: one.gives == perturbation.needs)
         yield f"perturbation={perturbation.name} goes with estimator={partners} only, not {estimator.name}"
-    if config.update.needs_factors and not (perturbation.factored and estimator.budget == 1):
-        factored = _having(perturbation.axis, lambda one: one.factored)
-        yield f"update={config.update.name} is of one direction in factors: perturbation={factored}, estimator.q=1"
+    if config.update.needs_factors and not (perturbation.keeps_factor and estimator.budget == 1):
+        keeping = _having(perturbation.axis, lambda one: one.keeps_factor)
+        yield f"update={config.update.name} is of one direction in factors: perturbation={keeping}, estimator.q=1"
     if config.update.draws_again and perturbation.reads is not Reads.NOISE:
         yield (
             f"update={config.update.name} draws directions of earlier steps again, and those of "
@@ -367,8 +370,10 @@ def is_corrected(config: TrialConfig, arch: Arch) -> bool:
     """Return whether a trial of this model was computed wrongly before, so that it has another id than it had.
 
     Over codes, buffers around the projections had no values; of several points of all weights in one forward, a
-    parameter in common moved as if it were a norm's.
+    parameter in common moved as if it were a norm's; an update took what an estimator gives besides for coefficients.
     """
+    if config.method.kind.estimates and config.update.reads_coefs and config.estimator.gives:
+        return True
     return (arch.filled and config.precision.coded) or (arch.shared and _holds_full_points(config))
 
 

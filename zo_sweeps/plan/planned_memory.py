@@ -232,7 +232,10 @@ def memory_of(
     if precision.of_text and model.package is None:
         length = getattr(precision, "length", longest)
         finding = max(finding, finding_memory(arch, precision.format.bytes, length, length, arch.entries([ALL])))
-    points = config.evaluation.points_per_forward(config.estimator.budget) if kind.estimates else 1
+    points = 1
+    if kind.estimates:
+        along = config.update.evaluations if space.batched else 0  # of all weights, one at a time
+        points = config.evaluation.points_per_forward(config.estimator, along)
     kept = 0.0
     if config.shared_blocks(arch):  # by every minibatch, and once more where rounding noise is measured
         kept = stepped.tokens * (config.estimator.budget if config.estimator.owns_rows else 2)

@@ -50,7 +50,7 @@ def generations(config: TrialConfig, trainable: int, rows: Sequence[int]) -> Gen
     if not (kind.estimates and config.objective.generates):
         return Generations(texts, batches)
     points, evaluation = config.forwards(trainable), config.evaluation
-    of_step = ceil(points / evaluation.points_per_forward(config.estimator.budget)) * together(batch * samples)
+    of_step = ceil(points / evaluation.points_per_forward(config.estimator)) * together(batch * samples)
     drawn = config.space.moves_base and not evaluation.mode.batched and evaluation.restore is Restore.EXACT
     texts += train.steps * points * batch * samples
     return Generations(texts, batches + train.steps * of_step, train.steps * of_step * drawn)

@@ -94,7 +94,8 @@ class ExecuTorch(Runtime):
             yield f"space.refresh {CANNOT}: a program's entries are those of its export; use space.refresh=0"
         if precision.rounds_activations and device.delegate == "none":
             yield f"precision={precision.name} with device.delegate=none {CANNOT}: XNNPACK alone multiplies it"
-        if device.keeps_copies and not config.evaluation.one_forward(config.estimator.budget):
+        q = config.estimator.budget
+        if device.keeps_copies and config.evaluation.mode.points_per_forward(q) < 2 * q:
             several = "in several forwards per step, whose points it keeps"
             yield f"device.form=dual {CANNOT} {several}; use evaluation.mode=both"
         if train.logits == "all":

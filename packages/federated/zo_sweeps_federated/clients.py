@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch import nn
 from zo_sweeps.engine.evaluate import StepObjective
 from zo_sweeps.engine.peers import Member, Peer, Team, pack_losses
 from zo_sweeps.engine.replay import digest, rebuild, replay
-from zo_sweeps.engine.rounding import LostUpdates
+from zo_sweeps.engine.rounding import LostUpdates, probed
 from zo_sweeps.engine.step import Method, RunState, losses_at
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone, evaluated_at, evaluation_points, no_joules
 from zo_sweeps.engine.types import DivergedError
@@ -348,8 +349,10 @@ def train_in_rounds(
             began, lr = time.perf_counter(), local.rates(number)
             measured = LostUpdates.is_measured(number) and not local.method.update.rounds_randomly
             lost = LostUpdates() if measured else None
-            with lost.around(params) if lost is not None else nullcontext():
-                state = local.method.at(params, state, number).move(params, estimate, state, lr)
+            method = local.method.at(params, state, number)
+            estimated = partial(probed, estimate, method.perturbation.stepped())
+            with lost.around(params, estimated) if lost is not None else nullcontext():
+                state = method.move(params, estimate, state, lr)
             share = math.nan if lost is None else lost.share(lr != 0 and any(weight for _, weight in estimate.terms))
             took = seconds + time.perf_counter() - began
             yield StepDone(number, estimate.loss, estimate.coefs, took, tokens // count, share, spent)

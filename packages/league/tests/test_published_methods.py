@@ -55,6 +55,7 @@ from zo_sweeps_league.perturbations.small_weights import SmallWeights
 from zo_sweeps_league.perturbations.subspace import Subspace
 from zo_sweeps_league.perturbations.tezo import TeZO
 from zo_sweeps_league.updates.adamezo import AdaMeZO
+from zo_sweeps_league.updates.conservative import Conservative
 from zo_sweeps_league.updates.low_rank_momentum import LowRankMomentum
 from zo_sweeps_league.updates.meazo import MEAZO
 from zo_sweeps_league.updates.mopi import leading
@@ -185,6 +186,16 @@ def test_kerzoos_distances_are_uniform() -> None:
     assert (np.abs(r) <= 1).all()
     assert abs(r.mean()) < 5 / math.sqrt(3 * 4000)
     assert (r**2).mean() == pytest.approx(1 / 3, abs=5 * math.sqrt(4 / 45 / 4000))
+
+
+def test_kerzoos_kernel_costs_25_quarters_of_rges_second_moment() -> None:
+    nodes, weights = np.polynomial.legendre.leggauss(6)
+    rK = np.array([r * kerzoo._kernel(r) for r in nodes])
+    assert float(weights @ rK) / 2 == pytest.approx(1)
+    assert float(weights @ rK**2) / 2 == pytest.approx(25 / 4)
+    drawn = [kerzoo._distance(NoiseKey(0, number, 0)) for number in range(1, 4001)]
+    squares = np.array([(r * kerzoo._kernel(r)) ** 2 for r in drawn])
+    assert squares.mean() == pytest.approx(25 / 4, abs=5 * squares.std() / math.sqrt(4000))
 
 
 def test_fzoo_does_not_see_the_scale_of_the_loss_and_needs_two_queries() -> None:
@@ -468,6 +479,48 @@ def test_a_lost_scout_leaves_the_best_direction_and_the_estimate_as_they_are() -
 def test_meazo_does_not_see_the_scale_of_the_loss() -> None:
     one, other = (run(RGE(2, 1e-2), Gaussian(), MEAZO(), scale=scale)[0] for scale in (1.0, 1000.0))
     assert_same(one, other, 1e-5)
+
+
+@pytest.mark.parametrize("q", [1, 2, 3])
+@pytest.mark.parametrize("update", [MEAZO(), Conservative()], ids=["MEAZO", "Conservative"])
+def test_an_update_takes_no_second_derivative_for_a_coefficient(update: Update, q: int) -> None:
+    """Without its own rule, HiZOO's directions are MeZO's, and so is the run."""
+    expected, log = run(RGE(q, 1e-2), Gaussian(), update)
+    found, longer = run(RGECurved(q, 1e-2), Curvature(alpha=0), update)
+    assert_same(found, expected, 1e-6)
+    assert [line[:q] for line in longer] == [pytest.approx(line, rel=1e-5) for line in log]
+
+
+@pytest.mark.parametrize("decision", [1, 0, -1])
+@pytest.mark.parametrize(
+    ("estimator", "own", "further"),
+    [
+        (RGECurved(2, 0.5), (1.6, -0.3), (2.0, 3.0)),
+        (RGEGuided(2, 0.5), (-1.6, 0.3), (0.9, -0.4)),
+        (RGECurved(3, 0.5), (1.6, math.nan, -0.3), (2.0, math.nan, 3.0)),
+    ],
+    ids=["curvatures", "scouts", "a lost query"],
+)
+def test_the_decision_of_conservative_is_on_the_coefficients_of_the_directions_alone(
+    estimator: Estimator, own: tuple[float, ...], further: tuple[float, ...], decision: int
+) -> None:
+    estimate = estimator.from_log(0, 1, (*own, *further))
+    found = {1: [0.0, 1.0, 2.0], 0: [2.0, 1.0, 2.0], -1: [2.0, 1.0, 0.0]}[decision]
+    chosen = Conservative().choose(estimate, 0.1, lambda scales: found)
+    assert chosen.coefs == pytest.approx((*(decision * g for g in own), *further), nan_ok=True)
+    assert chosen.terms == tuple((key, decision * weight) for key, weight in estimate.terms)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in contract.REAL_PERTURBATIONS if contract.kind("perturbation", name).factored]
+)
+def test_a_perturbation_keeps_a_factor_exactly_if_momentum_can_be_carried_into_the_next(name: str) -> None:
+    """V' of the next window has V'^T V' of about n I, of N(0, 1) entries; and V lasts for two steps."""
+    shape, noise = torch.Size([6, 4000]), contract.member("perturbation", name, rank=3)
+    noise = noise.bind(Layout({"W": shape}, 1))
+    first, second = (noise.factors(NoiseKey(0, step, 0), "W", shape, CPU)[1] for step in (1, 2))
+    normal = torch.allclose(first.T @ first / 4000, torch.eye(3), atol=5 * math.sqrt(2 / 4000))
+    assert noise.keeps_factor == (normal and torch.equal(first, second))
 
 
 def test_adamezo_over_one_estimate_is_a_step_of_signs() -> None:

@@ -36,8 +36,12 @@ class EightBit(IntegerCodes):
         self.register_buffer("values", codes)
         self.register_buffer("scales", scales)
 
+    def decoded_scales(self) -> Tensor:
+        return self.scales.view(-1)  # trained as a vector: it does not decay
+
     def forward(self) -> Callable[[int, int], Tensor]:
-        values, steps = self.values if self.integers is None else self.integers, self.scales / self.largest
+        values = self.values if self.integers is None else self.integers
+        steps = self.scales.view(-1, 1) / self.largest
 
         def decode(start: int, stop: int) -> Tensor:
             if values.is_cuda:  # one kernel, which multiplies in fp32 and rounds once

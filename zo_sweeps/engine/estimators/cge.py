@@ -27,6 +27,10 @@ class CGE(Estimator):
 
     eps: float = option(1e-3, "step along a coordinate", above=0)
 
+    @property
+    def at_theta(self) -> bool:
+        return False
+
     def directions(self, d: int) -> int:
         return d
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.engine.perturbations._bases import Factored, window
@@ -38,6 +38,8 @@ class LowRank(Factored):
     in an update, which shifts all that is drawn later; parameters before the first matrix, which models seldom have,
     would not slip.
     """
+
+    keeps_factor: ClassVar[bool] = True
 
     rank: int = option(2, "r, the rank of a matrix's direction", least=1)
     interval: int = option(50, "steps between draws of V", least=1)

@@ -33,8 +33,8 @@ class Adam8bit(Update):
     has_kernels: ClassVar[bool] = True
 
     weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
-    beta1: float = option(0.9, "decay of the mean of gradients", least=0, most=1)
-    beta2: float = option(0.999, "decay of the mean of their squares", least=0, most=1)
+    beta1: float = option(0.9, "decay of the mean of gradients", least=0, below=1)
+    beta2: float = option(0.999, "decay of the mean of their squares", least=0, below=1)
     eps: float = option(1e-8, "added to the root", above=0)
     paged: bool = option(False, "states move to the host's memory while a GPU's is short", identity=False)
     lr: float = option(1e-4, "learning rate of step 1", least=0, kw_only=True)

@@ -16,7 +16,7 @@ class KerZOO(TwoSided):
 
     r is uniform on [-1, 1], drawn for each direction, and K(r) = 15/4 r (5 - 7 r^2): E[r K] = 1 and E[r^3 K] = 0. Over
     r, the mean of g_i is f' along z_i without the eps^2 f''' / 6 of RGE, up to O(eps^4). On a quadratic both are exact
-    in the mean, and RGE for every r: E[(r K)^2] = 15/7 is what the kernel costs. Cost: 2q forwards of the batch.
+    in the mean, and RGE for every r: E[(r K)^2] = 25/4 is what the kernel costs. Cost: 2q forwards of the batch.
     Source: Mi et al., KerZOO: Kernel function informed zeroth-order optimization for accurate and accelerated LLM
     fine-tuning, 2025, with its constant C = 1.
     """

@@ -9,6 +9,8 @@ from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.engine.perturbations._bases import Whole
 from zo_sweeps.methods.points import Layout, NoiseKey
 
+KEPT = 1024  # norms: an update may draw the directions of several steps again, for one parameter after the other
+
 
 @dataclass(frozen=True)
 class Sphere(Whole):
@@ -16,7 +18,7 @@ class Sphere(Whole):
 
     E[z z^T] = I; E||ghat||^2 / ||grad f||^2 = d for one direction, since ||z||^2 = d. The norm is of all parameters
     together, and summed in fp64, so that the fp32 factor depends on neither order nor threads. Cost: twice the
-    Gaussian's, the second time for the norm of each direction, which is cached until the next step. Source: Liu et al.,
+    Gaussian's, the second time for the norm of each direction; those of the last KEPT are cached. Source: Liu et al.,
     A primer on zeroth-order optimization in signal processing and machine learning, 2020.
     """
 
@@ -33,8 +35,8 @@ class Sphere(Whole):
     def _factor(self, key: NoiseKey, device: torch.device) -> Tensor:
         """Return sqrt(d) / ||g|| as a 0-d tensor on the device: no synchronization."""
         if (key, device) not in self._factors:
-            for old in [old for old in self._factors if old[0][:2] != key[:2]]:
-                del self._factors[old]
+            while len(self._factors) >= KEPT:
+                self._factors.pop(next(iter(self._factors)), None)
             total = torch.zeros((), dtype=torch.float64, device=device)
             for name, shape in self.layout.shapes.items():
                 g = noise.gaussian(key, name, shape, device)

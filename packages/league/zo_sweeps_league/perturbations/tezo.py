@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.engine.perturbations._bases import Factored
@@ -20,6 +21,8 @@ class TeZO(Factored):
     each time; no state. Source: Sun et al., TeZO: Empowering the low-rankness on the temporal dimension in the
     zeroth-order optimization, 2025, whose rank differs by layer; here it is one number.
     """
+
+    keeps_factor: ClassVar[bool] = True
 
     rank: int = option(24, "r, the directions of a matrix", least=1)
 

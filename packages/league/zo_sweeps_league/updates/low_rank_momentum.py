@@ -17,8 +17,9 @@ from zo_sweeps.methods.update import Params, RoundedUpdate, State
 class LowRankMomentum(RoundedUpdate):
     """N <- momentum N + (1 - momentum) sum_i c_i U_i;  W <- W - lr * (N V^T + weight_decay W), of directions U_i V^T.
 
-    When V is drawn anew, N is first expressed in the new basis: N <- N V^T V' / n. In other shapes than matrices,
-    theta <- theta - lr * ghat. For perturbation low_rank and one direction a step: queries have a V each.
+    When V is drawn anew, N is first expressed in the new basis: N <- N V^T V' / n, V'^T V' being about n I for a V' of
+    N(0, 1). In other shapes than matrices, theta <- theta - lr * ghat. For directions that keep such a V for a window,
+    and one direction a step: queries have a V each.
 
     State: N [m, r] of each matrix, made at its first step, and the last V's address. Cost: one noise pass, and the V of
     the step before. Source: Chen et al., LOZO, Algorithm 2 (LOZO-M), 2024.

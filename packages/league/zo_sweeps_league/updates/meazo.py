@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan, sqrt
+from math import sqrt
+from typing import ClassVar
 
 from zo_sweeps.engine.later import Tensor, rounding
 from zo_sweeps.methods.definition import option
@@ -20,12 +21,15 @@ class MEAZO(RoundedUpdate):
         v <- beta v + (1 - beta) g^2
         theta <- theta - lr * (ghat / (sqrt(v / (1 - beta^t)) + eps) + weight_decay * theta)
 
-    g is the mean of the step's coefficients, a scalar: so is v, for all parameters together. As eps goes to 0, the run
-    does not change if f is multiplied by a number. State: {"t": updates done, "v": float}. Cost: q noise passes.
-    Source: MEAZO: Memory-efficient adaptive zeroth-order optimization, 2025; beta and eps are ours.
+    g is the mean of the step's coefficients g_i (not of the further ones that an estimator gives), a scalar: so is v,
+    for all parameters together. As eps goes to 0, the run does not change if f is multiplied by a number. State:
+    {"t": updates done, "v": float}. Cost: q noise passes. Source: MEAZO: Memory-efficient adaptive zeroth-order
+    optimization, 2025; beta and eps are ours.
     """
 
-    beta: float = option(0.99, "decay of the mean square of the coefficients", least=0, most=1)
+    reads_coefs: ClassVar[bool] = True
+
+    beta: float = option(0.99, "decay of the mean square of the coefficients", least=0, below=1)
     eps: float = option(1e-8, "added to the root", above=0)
     weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
     lr: float = option(1e-4, "learning rate of step 1", least=0, kw_only=True)
@@ -40,7 +44,7 @@ class MEAZO(RoundedUpdate):
         return {"t": 0, "v": 0.0}
 
     def apply(self, params: Params, estimate: Estimate, noise: Perturbation, state: State, lr: float) -> State:
-        present = [g for g in estimate.coefs if not isnan(g)]
+        present = [estimate.coefs[key.query] for key, _ in estimate.terms]
         t, v = state["t"] + 1, self.beta * state["v"] + (1 - self.beta) * (sum(present) / len(present)) ** 2
         scale = 1 / (sqrt(v / (1 - self.beta**t)) + self.eps)
         rounding.move_all(self, params, estimate, noise, lr, lambda name, ghat: ghat.mul_(scale))
