@@ -389,6 +389,24 @@ def test_a_configuration_that_was_changed_is_found(
     assert (status, text.count("update.lr=0.5 in the plan, and 1.0 in its configuration")) == (1, 2)
 
 
+def test_a_trial_in_another_method_s_row_is_found(
+    swept: Swept, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Labels are the archive's own; what a line names in brackets is what was computed."""
+    files = contents(swept.file)
+    plan = json.loads(files["plan.json"])
+    swapped = {"fo": "zero_shot", "zero_shot": "fo"}
+    for cell in plan["cells"]:
+        cell["block"] = swapped.get(cell["block"], cell["block"])
+    file = forged(tmp_path / "forged.tar.xz", {**files, "plan.json": json.dumps(plan).encode()})
+    status, text = said(capsys, "verify", file, *swept.copies)
+    found = [line for line in text.splitlines() if "in the row and column where it stands" in line]
+    assert (status, len(found)) == (1, 3)
+    assert sum("method zero_shot in" in line and "fo_lora_fa in its configuration" in line for line in found) == 2
+    status, text = said(capsys, "verify", swept.file, swept.id("zo"), *swept.copies)
+    assert "(prge, sst2): weights" in text
+
+
 def test_a_cell_of_a_table_that_was_changed_is_found(
     swept: Swept, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

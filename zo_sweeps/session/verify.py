@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.config.schema import GridConfig
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.events import Event, ScoredDev, ScoredTest, Start, only
 from zo_sweeps.core.files import packed, unpacked
@@ -30,7 +31,7 @@ from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts, texts_of
 from zo_sweeps.models.identity import fingerprint_model
 from zo_sweeps.plan.availability import warm_key
-from zo_sweeps.plan.build import Plan
+from zo_sweeps.plan.build import Cell, Plan
 from zo_sweeps.plan.resolve import flatten
 from zo_sweeps.record.archive import Archive
 from zo_sweeps.record.journal import outcome, tested
@@ -135,6 +136,24 @@ def _configured(plan: Plan, trial: Trial) -> None:
                     raise _WrongError(f"{key}={value} in the plan, and {values[key]} in its configuration")
             if config.seed != cell.seed and "seed" in config.parts_used:
                 raise _WrongError(f"seed {cell.seed} in the plan, and {config.seed} in its configuration")
+    cells = [cell for cell in plan.cells if cell.trial_id == trial.trial_id]
+    others = [_other_than_named(plan.grid, cell, config) for cell in cells]  # rows of equal settings share a trial
+    if others and all(others):
+        raise _WrongError(others[0])
+
+
+def _other_than_named(grid: GridConfig, cell: Cell, config: TrialConfig) -> str:
+    """Return how a trial's method or task is not the one that the grid names for a cell's row and column, or ""."""
+    block, column = grid.blocks[cell.block], grid.columns.get(cell.task, {})
+    methods = (fixed.get("method") for fixed in (block.per_task.get(cell.task, {}), column, block.fixed, grid.fixed))
+    named = {
+        "method": (next((name for name in methods if isinstance(name, str)), None), config.method.name),
+        "task": (column.get("task") if column else cell.task, config.task.name),
+    }
+    for part, (wanted, found) in named.items():
+        if wanted not in (None, found) and part in config.parts_used and not grid.relabel:
+            return f"{part} {wanted} in the row and column where it stands, and {found} in its configuration"
+    return ""
 
 
 def _trial(shared: Shared, trial: Trial, copies: Copies) -> Finding:
@@ -152,7 +171,13 @@ def _trial(shared: Shared, trial: Trial, copies: Copies) -> Finding:
         text = str(error)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         text = f"its log does not fit its configuration ({type(error).__name__}: {str(error)[:100]})"
-    return Finding(verdict, f"{trial.label}: {text}", trial.trial_id)
+    return Finding(verdict, f"{trial.label} ({_what(trial)}): {text}", trial.trial_id)
+
+
+def _what(trial: Trial) -> str:
+    """Return the method and the task that a trial has, whatever it is called."""
+    config = TrialConfig.of(trial.config)
+    return f"{config.method.name}, {config.task.name}"
 
 
 def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, str]:
