@@ -109,6 +109,16 @@ def test_a_label_whose_columns_disagree_on_its_value_is_refused(tmp_path: Path) 
     assert "no trial has 'estimator.qq'" in problem(tmp_path, grid)
 
 
+@pytest.mark.parametrize("text", ["{estimater.q}", "q={estimater.q} of {model.display}", "{estimater}"])
+def test_a_misspelt_part_in_the_braces_of_a_label_or_title_is_refused(tmp_path: Path, text: str) -> None:
+    labelled = changed()
+    labelled["blocks"]["zo"]["label"] = text
+    for grid in (labelled, changed(title=text)):
+        said = problem(tmp_path, grid)
+        assert f"unknown part of a trial 'estimater' in the text {text!r}" in said
+        assert "did you mean 'estimator'?" in said
+
+
 def test_a_row_that_is_left_out_is_named_by_what_it_would_run() -> None:
     plan = named("low_rank", "perturbation.rank=1")
     (note,) = (line for line in plan.caveats if "leaves out" in line)

@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from zo_sweeps.config.schema import AXES, TRIAL_GROUPS, TRIAL_KEYS
+from zo_sweeps.config.schema import AXES, EITHER, TRIAL_GROUPS, TRIAL_KEYS
 from zo_sweeps.core.errors import UserError
 
 CHOOSES = {f"{group}.name": group for group in TRIAL_GROUPS}  # estimator.name=X chooses X, as estimator=X does
@@ -125,7 +125,10 @@ def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
         if override.is_sweep_override():
             if not trial_level:
                 raise UserError(f"several values for {key}", where=repr(text), fix="only a trial's keys make an axis")
-            swept = override.sweep_iterator()
+            try:
+                swept = [*override.sweep_iterator()]
+            except HydraException:  # an interval, a pattern
+                raise UserError(f"{text!r} lists no values", fix=f"write {key}=A,B") from None
             given = tuple(v.value() if hasattr(v, "value") and callable(v.value) else v for v in swept)
         else:
             given = (override.value(),)
@@ -138,7 +141,15 @@ def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
             values[key] = tuple(_plain(v) for v in given)
         else:
             run_level.append(text)
+    for key, other in EITHER.items():
+        if key in values and any(value is not None for value in values.get(other, ())):
+            raise both(key, other, PLACE)
     return {**choices, **values}, tuple(run_level)
+
+
+def both(key: str, other: str, where: str) -> UserError:
+    """Return the error for the two ways to set one amount, side by side."""
+    return UserError(f"{key} and {other} are both set", where=where, fix="omit one of them")
 
 
 def _key(text: str) -> str:

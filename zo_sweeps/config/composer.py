@@ -377,6 +377,8 @@ def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> Use
         what, fix = f"{key}={found[1]!r}", f"it must be {KINDS.get(found[3], found[3])}"
     elif found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
         what, fix = key, f"it must be a {'list' if found[2].startswith('List') else found[2]}"
+    elif "reference_type=Dict[str, Dict[" in text:
+        what, fix = key, "it must be a mapping"
     elif found := re.search(r"Error merging override (\S+?)=(.)", text):
         what = key = found[1]
         if re.search(r"\s+Cannot assign \w+ to Dict", text):

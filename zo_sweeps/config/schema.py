@@ -47,6 +47,13 @@ LENGTH = "train.max_length"
 AMOUNTS = ("train.steps", "train.eval_every", LENGTH, "split.train", "split.dev", "split.test")
 SEARCHED = ("update.lr", "estimator.eps")
 OF_DEVICE = ("device.kind", "device.runtime", "device.form")  # what computes a row that names its device
+# One amount in two ways, of which the second replaces the first where both are set.
+EITHER = {
+    "train.effective_batch": "train.batch",
+    "train.steps": "train.examples",
+    "split.train": "split.shots",
+    "split.dev": "split.shots",
+}
 FILLED_IN = {  # by the planner, not by the user
     "model": ("fingerprint",),
     "data": ("text_fingerprint",),
@@ -129,7 +136,7 @@ class BlockConfig:
     label: str = ""
     fixed: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
-    per_task: dict[str, Any] = field(default_factory=dict)
+    per_task: dict[str, dict[str, Any]] = field(default_factory=dict)
     exclude: list[dict[str, Any]] = field(default_factory=list)
     setting_of: str = ""  # the block whose selected setting its rows show; "": the best of its own
 
@@ -207,7 +214,8 @@ class GridConfig:
     differs: list[GridDifference] = field(default_factory=list)  # from the paper, in every table and figure
     fixed: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, Any] = field(default_factory=dict)  # name -> its fixed values, `label`; if they are not tasks
+    # name -> its fixed values, `label`; if they are not tasks
+    columns: dict[str, dict[str, Any]] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [0])
     rates: list[float] = field(default_factory=list)  # an axis: factors of the update.lr of each row that has one
     relabel: bool = False  # run rows and columns with overrides of what they fix, under labels that name these

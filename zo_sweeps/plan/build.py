@@ -27,9 +27,10 @@ from zo_sweeps.methods.precision import FASTEST
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
+from zo_sweeps.plan.grid_file import flatten
 from zo_sweeps.plan.labels import labels
 from zo_sweeps.plan.overrides import Overrides, short, shown
-from zo_sweeps.plan.resolve import Ran, Resolver, Setting, add, as_written, difference, expand, fastest_on, flatten
+from zo_sweeps.plan.resolve import Ran, Resolver, Setting, add, as_written, difference, expand, fastest_on
 
 CONFIRMS = "runs only if its setting is the one that the first seeds select"
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zo_sweeps.config.schema import AXES, OF_DEVICE, TRIAL_GROUPS, WHOLE, GridConfig
-from zo_sweeps.core.errors import UserError
+from zo_sweeps.config.schema import AXES, OF_DEVICE, TRIAL_GROUPS, TRIAL_KEYS, WHOLE, GridConfig
+from zo_sweeps.core.errors import UserError, require_known
 from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.plan.grid_file import flatten
 from zo_sweeps.plan.overrides import short, text_of
-from zo_sweeps.plan.resolve import Ran, Runs, flatten
+from zo_sweeps.plan.resolve import Ran, Runs
 
 _NONE = object()  # the value of an option that a member does not have
 _OPTION = re.compile(r"\{([a-z_0-9.]+)\}")
@@ -209,6 +210,7 @@ def _fill(text: str, configs: Sequence[TrialConfig], several: Callable[[Sequence
 
     def values(option: re.Match[str]) -> str:
         key = option[1]
+        require_known("part of a trial", [key.partition(".")[0]], TRIAL_KEYS, where=f"the text {text!r}")
         shown = [short(value) for value in _values(configs, key).values()]
         if not shown and not any(config.uses(key) for config in configs):
             return "none"

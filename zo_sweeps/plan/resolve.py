@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from zo_sweeps.config.command_line import CHOOSES, PLACE, Forced
+from zo_sweeps.config.command_line import PLACE, Forced, both
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AXES, TRIAL_GROUPS, GridConfig, ScaleConfig, ScaleSteps
+from zo_sweeps.config.schema import AXES, EITHER, TRIAL_GROUPS, GridConfig, ScaleConfig, ScaleSteps
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.devices import probe
 from zo_sweeps.devices.speed import format_times
@@ -23,9 +23,9 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import package
 from zo_sweeps.models.families import with_layers
 from zo_sweeps.models.identity import fetched
+from zo_sweeps.plan.grid_file import LR, axes_of, check
+from zo_sweeps.plan.grid_file import flatten as flatten  # session.verify has it from here
 from zo_sweeps.plan.overrides import Overrides, Promise
-
-LR = "update.lr"  # whose axis `grid.rates` is
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,21 @@ def expand(grid: GridConfig, name: str, overrides: Overrides) -> Iterator[Settin
     Args:
         overrides: the command line's, which leave columns of the block out or change what they promise.
 
-    Raises UserError for an axis that is no list, is empty or is fixed as well, and for keys and values of a wrong type.
+    Raises UserError for what is said in vain (see `check`), for an axis that is no list, is empty or is fixed as well,
+    for two ways to set one amount, and for keys and values of a wrong type.
     """
     composer, block, where = overrides.composer, grid.blocks[name], f"grid {grid.name}, block {name}"
     forced = composer.forced
-    of_block = flatten(block.fixed)
-    fixed = {**flatten(grid.fixed), **of_block}
-    of_axes = _axes(block.axes, where)
-    axes = {**_axes(grid.axes, where), **of_axes}
-    if grid.rates and LR not in axes and (lr := fixed.pop(LR, None) or composer.option_of(fixed, LR)):
+    check(grid, name, composer)
+    of_grid, of_block = flatten(grid.fixed), flatten(block.fixed)
+    fixed = {**of_grid, **of_block}
+    of_grid_axes, of_axes = axes_of(grid.axes, where), axes_of(block.axes, where)
+    axes = {**of_grid_axes, **of_axes}
+    lr = None
+    if grid.rates and LR not in axes:
+        lr = fixed.pop(LR, None)
         of_block.pop(LR, None)
-        axes[LR] = [float(f"{rate * lr:.2g}") for rate in grid.rates]
+        axes[LR] = grid.rates  # to be multiplied where the column's method is known
     for key in {*fixed} & {*axes}:
         raise UserError(f"{key!r} is both fixed and an axis", where=where)
     default_task = fixed.get("task", composer.trial["task"]["name"])
@@ -74,11 +78,20 @@ def expand(grid: GridConfig, name: str, overrides: Overrides) -> Iterator[Settin
     exclude = [flatten(entry) for entry in (*grid.exclude, *block.exclude)]
     for column, task, of_column in _columns(grid, forced, axes.get("task"), default_task, where):
         per_task = flatten(block.per_task.get(column or task, {}))
-        promise = Promise(flatten(grid.fixed), of_block, of_column, per_task, axes, task)
+        promise = Promise(of_grid, of_block, of_column, per_task, axes, task)
         if (kept := overrides.at(promise, name, column or task)) is None:
             continue
         of_column = {key: value for key, value in of_column.items() if key != "task"}
         here, own = _at_task(fixed, axes, {**of_column, **per_task}, kept)
+        levels = ({**of_grid, **of_grid_axes}, {**of_block, **of_axes}, of_column, per_task, kept)
+        for key in _replaced(levels, where):
+            here.pop(key, None)
+            own.pop(key, None)
+        if own.get(LR) is grid.rates:
+            if factor := lr or _own_lr(composer, here, own, where):
+                own[LR] = [float(f"{rate * factor:.2g}") for rate in grid.rates]
+            else:
+                del own[LR]  # of a method that takes no steps
         others = {*own, *forced}  # groups whose member may not be the block's own
         strict = {key for key in {*of_block, *of_axes, *per_task} if not others & {key.partition(".")[0], "method"}}
         strict -= {*forced}
@@ -138,28 +151,40 @@ def _at_task(
     return here, own
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a tree: {"update": {"name": "sgd", "lr": 1}} -> {"update": "sgd", "update.lr": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{path}."))
-        else:
-            flat[CHOOSES.get(path, path)] = value
-    return flat
+def _own_lr(
+    composer: Composer, fixed: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], where: str
+) -> float | None:
+    """Return the learning rate of the method at a column. Raises UserError if there are several methods or updates."""
+    for key in ("method", "update"):
+        if key in axes:
+            what = f"rates are factors of the {LR} of one {key}, and {key} is an axis"
+            raise UserError(what, where=where, fix=f"give each a block of its own, or set {LR}")
+    lr: float | None = composer.option_of(fixed, LR)
+    return lr
 
 
-def _axes(tree: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
-    """Flatten a tree of axes. Raises UserError for an axis that is no list, or empty."""
-    axes = {}
-    for name, values in flatten(tree).items():
-        if not isinstance(values, list):
-            raise UserError(f"axis {name!r} must be a list", where=where, fix=f"did you mean [{values}]?")
-        if not values:
-            raise UserError(f"axis {name!r} is empty", where=where)
-        axes[name] = values
-    return axes
+def _replaced(levels: Sequence[Mapping[str, Any]], where: str) -> Iterator[str]:
+    """Yield the keys whose amount a more specific level sets in another way (see EITHER).
+
+    Args:
+        levels: what sets values, the most specific last: the command line.
+
+    Raises UserError for two ways at one level, and for a size over `split.shots`, which gives another size too.
+    """
+    for key, other in EITHER.items():
+        last, last_other = (
+            max((i for i, level in enumerate(levels) if one in level), default=-1) for one in (key, other)
+        )
+        if min(last, last_other) < 0 or levels[last_other][other] in (None, (None,)):
+            continue
+        if last == last_other:
+            raise both(key, other, where)
+        if last > last_other and other == "split.shots":
+            at = PLACE if key in levels[-1] else where
+            raise UserError(
+                f"{key} says nothing beside {other}", where=at, fix=f"set {other}, to null or another number"
+            )
+        yield other if last > last_other else key
 
 
 class Resolver:
@@ -203,6 +228,9 @@ class Resolver:
             if self._takes(tree, path, setting):
                 _set(tree, path, value)
                 given[path] = PLACE if path in forced else setting.where
+        for key, other in EITHER.items():
+            if key in given and other not in given:
+                _set(tree, other, None)  # the preset's
         tree["model"] = _model(tree["model"], {path: setting.values[path] for path in given}, given)
         located = composer.locate(setting.choices)
 
@@ -211,12 +239,11 @@ class Resolver:
 
         method = self.parts.get(_key("method", tree["method"])) or NamedMethod.read(tree["method"], "method", where)
         kind, steps = method.kind, tree["train"]["steps"]
-        if "train.steps" in forced and "train.examples" in forced:
-            raise UserError("train.examples gives the steps", where=PLACE, fix="omit train.steps, or train.examples")
-        _scale(
-            tree, composer.run.scale, kind, {*forced, *setting.promise.of_column}
-        )  # a column's values, no scale cuts
-        if "train.steps" in forced or tree["train"]["steps"] != steps:  # the command line's, or the scale's
+        kept = {*forced, *setting.promise.of_column}  # a column's values, no scale cuts
+        if tree["train"]["examples"] is not None and "train.examples" in kept:
+            kept |= {"train.steps", "train.eval_every"}
+        _scale(tree, composer.run.scale, kind, kept)
+        if tree["train"]["steps"] != steps:  # the scale's
             tree["train"]["examples"] = None
         if not kind.trains:
             tree["train"]["steps"] = 0
@@ -357,9 +384,11 @@ def _scale(tree: dict[str, Any], scale: ScaleConfig, kind: Kind, forced: Collect
 
 
 def _with_batch(config: TrialConfig) -> TrialConfig:
-    """Fill in B = E / q and the steps of `examples`, and limit eval_every to the number of steps."""
+    """Fill in B = E / q, or E, and the steps of `examples`, and limit eval_every to the number of steps."""
     train, q = config.train, config.estimator.budget if config.method.kind.estimates else 1
-    if train.batch is None and train.effective_batch % q == 0:
+    if train.batch is not None:
+        train = replace(train, effective_batch=train.batch * q)
+    elif train.effective_batch % q == 0:
         train = replace(train, batch=train.effective_batch // q)
     if train.examples is not None and train.batch is not None and config.method.kind.trains:
         evaluations = max(round(train.examples / train.eval_every), 1)
