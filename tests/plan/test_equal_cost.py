@@ -141,7 +141,7 @@ def test_a_row_whose_amount_is_changed_in_the_other_way_says_so_in_its_label(tmp
             [],
             "train.steps and train.examples are both set in grid tiny, block",
         ),
-        ({"split": {"train": 4, "shots": 4}}, {}, [], "split.train and split.shots are both set"),
+        ({}, {}, ["split.train=8", "split.shots=4"], "split.train and split.shots are both set in the command line"),
         ({"split": {"shots": 4}}, {"split": {"dev": 4}}, [], "split.dev says nothing beside split.shots in grid tiny"),
         (
             {"split": {"shots": 4}},

@@ -169,7 +169,8 @@ def _replaced(levels: Sequence[Mapping[str, Any]], where: str) -> Iterator[str]:
     Args:
         levels: what sets values, the most specific last: the command line.
 
-    Raises UserError for two ways at one level, and for a size over `split.shots`, which gives another size too.
+    Raises UserError for two ways at one level. `split.shots` replaces both sizes there, and a more specific size is
+    refused, as the other one would be the default.
     """
     for key, other in EITHER.items():
         last, last_other = (
@@ -177,13 +178,11 @@ def _replaced(levels: Sequence[Mapping[str, Any]], where: str) -> Iterator[str]:
         )
         if min(last, last_other) < 0 or levels[last_other][other] in (None, (None,)):
             continue
-        if last == last_other:
-            raise both(key, other, where)
         if last > last_other and other == "split.shots":
-            at = PLACE if key in levels[-1] else where
-            raise UserError(
-                f"{key} says nothing beside {other}", where=at, fix=f"set {other}, to null or another number"
-            )
+            what, at = f"{key} says nothing beside {other}", PLACE if key in levels[-1] else where
+            raise UserError(what, where=at, fix=f"set {other}, to null or another number")
+        if last == last_other and other != "split.shots":
+            raise both(key, other, where)
         yield other if last > last_other else key
 
 
