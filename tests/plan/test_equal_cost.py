@@ -143,12 +143,6 @@ def test_a_row_whose_amount_is_changed_in_the_other_way_says_so_in_its_label(tmp
         ),
         ({}, {}, ["split.train=8", "split.shots=4"], "split.train and split.shots are both set in the command line"),
         ({"split": {"shots": 4}}, {"split": {"dev": 4}}, [], "split.dev says nothing beside split.shots in grid tiny"),
-        (
-            {"split": {"shots": 4}},
-            {},
-            ["split.train=8"],
-            "split.train says nothing beside split.shots in the command line",
-        ),
         ({}, {}, ["train.batch=2", "train.effective_batch=8"], "are both set in the command line; omit one of them"),
     ],
 )
@@ -168,6 +162,8 @@ def test_shots_of_a_row_replace_the_sizes_of_the_grid_and_no_shots_give_them_bac
     grid = league(
         fixed={"model": "demo", "split": {"shots": 4}}, blocks={"one": {"fixed": {"method": "mezo"}}}, rates=[]
     )
+    (config,) = configs(planned(tmp_path, grid, "split.train=8"))
+    assert config.split.shots == 4, "a size for many grids says nothing of one with shots"
     (config,) = configs(planned(tmp_path, grid, "split.train=8", "split.shots=null"))
     assert (config.split.train, config.split.shots) == (8, None)
 

@@ -169,8 +169,8 @@ def _replaced(levels: Sequence[Mapping[str, Any]], where: str) -> Iterator[str]:
     Args:
         levels: what sets values, the most specific last: the command line.
 
-    Raises UserError for two ways at one level. `split.shots` replaces both sizes there, and a more specific size is
-    refused, as the other one would be the default.
+    Raises UserError for two ways at one level. `split.shots` replaces both sizes there and on the command line, whose
+    sizes are for all grids; another more specific size is refused, as the other one would be the default.
     """
     for key, other in EITHER.items():
         last, last_other = (
@@ -178,10 +178,13 @@ def _replaced(levels: Sequence[Mapping[str, Any]], where: str) -> Iterator[str]:
         )
         if min(last, last_other) < 0 or levels[last_other][other] in (None, (None,)):
             continue
-        if last > last_other and other == "split.shots":
-            what, at = f"{key} says nothing beside {other}", PLACE if key in levels[-1] else where
-            raise UserError(what, where=at, fix=f"set {other}, to null or another number")
-        if last == last_other and other != "split.shots":
+        if other == "split.shots":
+            if last_other < last < len(levels) - 1:
+                what = f"{key} says nothing beside {other}"
+                raise UserError(what, where=where, fix=f"set {other}, to null or another number")
+            yield key
+            continue
+        if last == last_other:
             raise both(key, other, where)
         yield other if last > last_other else key
 
