@@ -115,7 +115,7 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
     wait_for(lambda: not ray_processes(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_goes_on_after_all_its_processes_stood_still(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_executor, "SILENT_SECONDS", 3.0)
     work, frozen = tmp_path / "w", []

@@ -40,6 +40,7 @@ def by_the_bindings(one_store: None) -> tuple[Outcome, list[Event]]:
     return ended, journal
 
 
+@pytest.mark.long
 def test_a_trial_that_the_light_client_ran_is_the_trial(
     client: Path, tmp_path: Path, by_the_bindings: tuple[Outcome, list[Event]]
 ) -> None:
