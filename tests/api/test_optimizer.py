@@ -404,6 +404,10 @@ def test_a_parameter_that_is_read_where_its_module_is_not_called_is_refused() ->
     with pytest.raises(UserError, match=r"scale is read while its own module is not called.*; restore='in_place'"):
         opt.step(lambda: model.of(X))
     assert (model.scale.item(), opt.log) == (1.0, [])
+    losses = iter([model.of(X)])
+    with pytest.raises(StopIteration):
+        opt.step(lambda: next(losses))
+    assert model.scale.item() == 1.0, "also where the closure fails meanwhile"
     assert Optimizer(model, "mezo", lr=1e-3, restore="in_place").step(lambda: model.of(X)) > 0
     unused = nn.ModuleList([network(), network()])
     assert Optimizer(unused, "mezo").step(lambda: unused[0](X).square().sum()) > 0, "an expert that no row went to"

@@ -23,8 +23,7 @@ from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import package
 from zo_sweeps.models.families import with_layers
 from zo_sweeps.models.identity import fetched
-from zo_sweeps.plan.grid_file import LR, axes_of, check
-from zo_sweeps.plan.grid_file import flatten as flatten  # session.verify has it from here
+from zo_sweeps.plan.grid_file import LR, axes_of, check, flatten
 from zo_sweeps.plan.overrides import Overrides, Promise
 
 

@@ -15,7 +15,7 @@ from zo_sweeps.core.events import Event
 from zo_sweeps.core.trial import METRICS
 from zo_sweeps.plan.as_written import altered
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.plan.resolve import flatten
+from zo_sweeps.plan.grid_file import flatten
 from zo_sweeps.record.journal import JournalStore, gradients, trail
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.tables import column_measures, first_metric, metric_names, rule_of

@@ -197,12 +197,16 @@ class Optimizer(torch.optim.Optimizer):
         names = {id(param): name for name, param in self.space.params.items()}
         read = {id(param) for layer in called for param in layer._parameters.values()}
         others = {names[key]: self.space.params[names[key]].data for key in names.keys() - read}
+        if not others or not losses.isfinite().all():
+            return
         kept = {name: values.clone() for name, values in others.items()}
-        for values in others.values():
-            values.mul_(1.01).add_(0.01)
-        moved = torch.as_tensor(closure()) if others else losses
-        for name, values in others.items():
-            values.copy_(kept[name])
+        try:
+            for values in others.values():
+                values.mul_(1.01).add_(0.01)
+            moved = torch.as_tensor(closure())
+        finally:
+            for name, values in others.items():
+                values.copy_(kept[name])
         if not torch.equal(moved, losses):
             what = f"{' or '.join(others)} is read while its own module is not called, and would not be perturbed"
             raise UserError(what, fix="restore='in_place', or call the module")

@@ -32,7 +32,7 @@ from zo_sweeps.methods.trial_config import TrialConfig, fingerprint_texts, texts
 from zo_sweeps.models.identity import fingerprint_model
 from zo_sweeps.plan.availability import warm_key
 from zo_sweeps.plan.build import Cell, Plan
-from zo_sweeps.plan.resolve import flatten
+from zo_sweeps.plan.grid_file import flatten
 from zo_sweeps.record.archive import Archive
 from zo_sweeps.record.journal import outcome, tested
 from zo_sweeps.results.exchange import Shared, differences, same_json, unpack
