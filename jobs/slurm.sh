@@ -31,11 +31,11 @@ mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 job=$(mktemp -d "$PWD/.zo-job-$SLURM_JOB_ID-XXXXXX")
 sockets=$(mktemp -d /tmp/zo-XXXXXX)
 token=$job/ray_token
-head='' again='' workers=()
+head='' again='' workers=() # node by process id
 leave() { # the workers first: each hands its trials back while the head still runs
   trap - EXIT TERM INT
-  for step in "${workers[@]}"; do kill -TERM "$step" 2>/dev/null || true; done
-  for step in "${workers[@]}"; do wait "$step" || true; done
+  for step in "${!workers[@]}"; do kill -TERM "$step" 2>/dev/null || true; done
+  for step in "${!workers[@]}"; do wait "$step" || true; done
   if [ -n "$head" ]; then kill -TERM "$head" 2>/dev/null || true; fi
   wait
   rm -rf -- "$job" "$sockets"
@@ -52,8 +52,13 @@ on() { # NODE COMMAND... &: a step of this job on that node; `exec`, so that $! 
   exec srun --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --overlap --nodelist="$1" "${@:2}" # a step inherits no CPUs
 }
 
-on "${nodes[0]}" ray start --head --block --port="$port" --include-dashboard=false --object-store-memory=104857600 \
-  --temp-dir="$sockets/ray" --num-cpus="$cpus" --num-gpus="$gpus" --labels="zo.device=$device" &
+# The head speaks TLS, without which no other node may send it the token: other jobs share the network.
+tls='import os, sys; from zo_sweeps.schedule.cluster import tls_variables
+os.environ.update(tls_variables(open(os.environ["RAY_AUTH_TOKEN_PATH"]).read()))
+os.execvp(sys.argv[1], sys.argv[1:])'
+on "${nodes[0]}" python -c "$tls" ray start --head --block --port="$port" --include-dashboard=false \
+  --object-store-memory=104857600 --temp-dir="$sockets/ray" --num-cpus="$cpus" --num-gpus="$gpus" \
+  --labels="zo.device=$device" &
 head=$!
 until (exec 3<>"/dev/tcp/${nodes[0]}/$port") 2>/dev/null; do
   kill -0 "$head" # fails if the head has exited: see its output
@@ -62,7 +67,7 @@ done
 for node in "${nodes[@]:1}"; do
   on "$node" zo-sweeps worker join "${nodes[0]}:$port" --device "$device" --token-file "$token" --state-dir "$job/$node" \
     --cpus "$cpus" --gpus "$gpus" &
-  workers+=($!)
+  workers[$!]=$node
 done
 
 # In the background, so that this shell gets Slurm's signals at once and forwards them: the driver then stops cleanly.
@@ -71,4 +76,12 @@ driver=$!
 stop() { kill -TERM "$driver" 2>/dev/null; wait "$driver" || true; exit 143; }
 trap stop TERM
 trap 'again=yes; stop' USR1 # the time limit is near
+while kill -0 "$driver" 2>/dev/null; do
+  sleep 1 & wait $! || true
+  for step in "${!workers[@]}"; do
+    kill -0 "$step" 2>/dev/null && continue
+    echo "slurm.sh: the worker on ${workers[step]} has ended, as it says above; the sweep goes on without that node" >&2
+    unset "workers[step]"
+  done
+done
 wait "$driver"

@@ -140,7 +140,9 @@ def test_every_secret_is_a_file_that_is_used_and_git_ignores() -> None:
     for service in SERVICES.values():
         assert not [key for key in service.get("environment", {}) if re.search("TOKEN$|PASSWORD|SECRET|KEY$", key)]
     for service in ("head", "worker"):
-        assert SERVICES[service]["environment"]["RAY_AUTH_MODE"] == "token"
+        variables = SERVICES[service]["environment"]
+        assert variables["RAY_AUTH_MODE"] == "token"
+        assert variables["RAY_USE_TLS"] == "0", "workers refuse a head without TLS, as a plain `ray start` is"
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

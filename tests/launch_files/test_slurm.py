@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPO
 from tests.launch_files.common import JOBS
 
 pytestmark = [pytest.mark.multiprocess]
@@ -36,9 +37,9 @@ while True:
     signal.pause()
 """
 STAND_INS = {
-    "srun": 'echo "$*" >> sruns; while case $1 in --*) true;; *) false;; esac; do shift; done; exec "$@"\n',
+    "srun": 'echo $* >> sruns; while case $1 in --*) true;; *) false;; esac; do shift; done; exec "$@"\n',
     "scontrol": 'case $1 in show) echo 127.0.0.1; echo node-2;; *) echo "$*" >> requeued; cp ended steps;; esac\n',
-    "ray": NOTE.format(name="head") + 'exec {python} step.py head "$RAY_PORT"\n',
+    "ray": NOTE.format(name="head") + 'echo "tls $RAY_USE_TLS" >> modes; exec {python} step.py head "$RAY_PORT"\n',
     "zo-sweeps": NOTE.format(name="worker") + "exec {python} step.py worker 0\n",
 }
 
@@ -50,7 +51,8 @@ def slurm(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     (tmp_path / "step.py").write_text(STEP)
 
     def start(driver: str, **stand_ins: str) -> subprocess.Popen[str]:
-        for name, code in {**STAND_INS, "python": NOTE.format(name="driver") + driver, **stand_ins}.items():
+        python = 'case $1 in -c) exec {python} "$@";; esac\n' + NOTE.format(name="driver") + driver
+        for name, code in {**STAND_INS, "python": python, **stand_ins}.items():
             path = tmp_path / "bin" / name
             path.write_text("#!/bin/sh\n" + code.replace("{python}", sys.executable))
             path.chmod(0o755)
@@ -61,7 +63,13 @@ def slurm(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
         return subprocess.Popen(
             [JOBS / "slurm.sh", "+grid=mine", "state_dir=a b"],
             cwd=tmp_path,
-            env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "RAY_PORT": str(port), "SLURM_CPUS_PER_TASK": "8", **job},
+            env={
+                "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
+                "PYTHONPATH": str(REPO),
+                "RAY_PORT": str(port),
+                "SLURM_CPUS_PER_TASK": "8",
+                **job,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -90,7 +98,8 @@ def test_the_drivers_status_is_the_jobs_and_nothing_is_left(slurm: Callable, tmp
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 3, output
     over(tmp_path)
-    assert set((tmp_path / "modes").read_text().splitlines()) == {"head 600", "worker 600", "driver 600", "sockets 700"}
+    modes = set((tmp_path / "modes").read_text().splitlines())
+    assert modes == {"head 600", "worker 600", "driver 600", "sockets 700", "tls 1"}
     token = (tmp_path / "seen").read_text()
     called = (tmp_path / "called").read_text()
     assert len(token) == 64
@@ -134,3 +143,10 @@ def test_a_head_that_ends_at_once_ends_the_job(slurm: Callable, tmp_path: Path) 
     assert "port in use" in output
     assert not list(tmp_path.glob(".zo-job-*"))
     assert not (tmp_path / "called").exists(), "no driver, no worker"
+
+
+def test_a_worker_that_ends_before_the_driver_is_said(slurm: Callable, tmp_path: Path) -> None:
+    process = slurm("sleep 0.3\n", **{"zo-sweeps": "echo not joined >&2; exit 1\n"})
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "not joined\nslurm.sh: the worker on node-2 has ended" in output

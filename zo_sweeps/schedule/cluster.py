@@ -207,12 +207,13 @@ def tls_variables(token: str) -> dict[str, str | None]:
 
 
 def _addresses() -> list[str]:
-    """Return the names and addresses of this machine."""
+    """Return the names and addresses of this machine; of "node-1.example.org" Slurm says "node-1"."""
     import psutil
 
     families = (socket.AF_INET, socket.AF_INET6)
     every = [one for addresses in psutil.net_if_addrs().values() for one in addresses if one.family in families]
-    return sorted({socket.gethostname(), "localhost", *(one.address.partition("%")[0] for one in every)})
+    name = socket.gethostname()
+    return sorted({name, name.partition(".")[0], "localhost", *(one.address.partition("%")[0] for one in every)})
 
 
 def _write_certificates(folder: Path, token: str, names: list[str]) -> None:
