@@ -467,6 +467,24 @@ def test_malformed_events_are_never_stored(head: Head, half: int) -> None:
         assert head.store.of_driver("d")[lease].why == f"{agent.name} sent {why}"
 
 
+def test_events_that_would_be_refused_again_end_the_lease(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left open, it was leased, refused, and leased again, for ever. A gap is filled, and ends nothing."""
+    agent = head.agent()
+    large = {"type": "warning", "time": 1.0, "metric": "m", "text": "x" * limits.BODY_BYTES}
+    for event, status, why in (
+        ({**START, "time": 9.0}, 409, "an event from number 0 on that differs from the one that was sent before"),
+        (large, 413, "more than 256 KiB"),
+        (STEPS, 413, "more than 0 MiB of events for one trial"),
+    ):
+        lease = head.lease(agent)
+        agent.send(lease, 0, START)
+        assert status_of(lambda lease=lease: agent.send(lease, 2, STEPS)) == 409
+        monkeypatch.setattr(leases, "LEASE_BYTES", 0 if event is STEPS else leases.LEASE_BYTES)
+        first = 0 if status == 409 else 1
+        assert status_of(lambda lease=lease, event=event, first=first: agent.send(lease, first, event)) == status
+        assert head.store.of_driver("d")[lease].why == f"{agent.name} sent {why}"
+
+
 @pytest.mark.parametrize("what", OUTCOMES)
 def test_an_outcome_needs_the_end_that_has_it(head: Head, what: str) -> None:
     events, outcome, why = OUTCOMES[what]
@@ -513,8 +531,6 @@ def test_gaps_and_the_end_over_the_wire(head: Head) -> None:
 
 def test_bodies_headers_and_rates_are_limited(head: Head) -> None:
     agent = head.agent()
-    lease = head.lease(agent)
-    path = f"/v1/leases/{lease}/events"
     large = json.dumps({"first": 0, "events": [], "more": "x" * limits.BODY_BYTES}).encode()
     deep = b"[" * 100_000 + b"]" * 100_000
     gz = {"Content-Encoding": "gzip"}
@@ -531,10 +547,11 @@ def test_bodies_headers_and_rates_are_limited(head: Head) -> None:
         (gzip.compress(json.dumps({"first": 0, "events": [START]}).encode()), gz, {200}),
     ]
     for body, headers, expected in tries:
-        connection = agent.raw(head.port)
-        connection.request("POST", path, body, headers)
+        connection, lease = agent.raw(head.port), head.lease(agent)
+        connection.request("POST", f"/v1/leases/{lease}/events", body, headers)
         assert connection.getresponse().status in expected, body[:50]
         connection.close()
+        head.store.give_up(lease, "")
     connection = agent.raw(head.port)
     statuses = []
     for _ in range(int(limits.AGENT_BURST) + 60):

@@ -190,10 +190,10 @@ def test_silence_ends_leases(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_events_of_one_lease_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     join(store)
     one = lease(store)
-    monkeypatch.setattr(leases, "LEASE_BYTES", sum(map(len, texts(3))))
+    monkeypatch.setattr(leases, "LEASE_BYTES", sum(map(len, texts(3))) + 3)
     store.append(one, "a", 0, texts(3))
     with pytest.raises(TooLargeError):
-        store.append(one, "a", 3, ["{}"])
+        store.append(one, "a", 3, ['"\N{GRINNING FACE}"'])
 
 
 def test_a_failed_transaction_leaves_nothing_and_an_inner_one_is_undone_alone(store: Store) -> None:

@@ -108,7 +108,7 @@ class Lease:
         stop: whether its driver asked it to stop.
         why: why it is over.
         blameless: its end counts towards no bound on losses.
-        bytes: of its events, as text.
+        bytes: of its events, in UTF-8.
         down, up: bytes of bodies sent to the board, and received from it.
         profile: the agent's device profile when the lease was made.
         online: whether the agent was heard of lately.
@@ -438,14 +438,14 @@ class Store:
             repeated = first < known.received
             held = [row[0] for row in self._all(query, (lease, first, len(events)))] if repeated else []
             if held != list(events[: len(held)]):
-                text = f"an event from number {first} on differs from the one that was sent before"
+                text = f"an event from number {first} on that differs from the one that was sent before"
                 raise GapError(text, known.received, differs=True)
             new = events[len(held) :]
             if known.state == ENDED and not new and outcome in (None, self._outcome(lease)):
                 return known.received
             if known.state != OPEN:
                 raise LeaseOverError(known.why or "the lease has ended")
-            grown = sum(map(len, new))
+            grown = sum(len(event.encode()) for event in new)
             if known.bytes + grown > LEASE_BYTES:
                 raise TooLargeError(f"more than {LEASE_BYTES >> 20} MiB of events for one trial")
             rows = [(lease, number, event) for number, event in enumerate(new, known.received)]

@@ -13,7 +13,7 @@ from zo_sweeps_agent.gateway.admission import AGENT
 from zo_sweeps_agent.gateway.exchange import ProblemError, answer, body_of, line
 from zo_sweeps_agent.gateway.writer import Writer
 from zo_sweeps_agent.lease_contents import LeaseContents
-from zo_sweeps_agent.leases import OPEN, Lease, LeaseOverError, Store
+from zo_sweeps_agent.leases import OPEN, GapError, Lease, LeaseOverError, Store, TooLargeError
 from zo_sweeps_agent.protocol import Message, Received
 
 KNOWN = 10_000  # leases whose trial is kept in memory
@@ -50,18 +50,22 @@ class Trials:
     async def _events(self, request: web.Request) -> web.Response:
         lease, name = request.match_info["lease"], request[AGENT]
         trial_id = self._trial_of(lease, name)
-        sent = await body_of(request, Message)
         try:
+            sent = await body_of(request, Message)
             texts = [line(checked(event, trial_id)) for event in sent.events]
             end = None if sent.outcome is None else line(checked_outcome(sent.outcome, trial_id))
             if end is not None:
                 _must_end(end, texts[-1] if texts else self._store.last_event(lease))
-        except (ValueError, RecursionError) as error:
+            size = request.content_length or 0
+            received = await self._write(lambda store: store.append(lease, name, sent.first, texts, end, size))
+        except (ValueError, RecursionError, ProblemError, GapError, TooLargeError) as error:
+            if isinstance(error, GapError) and not error.differs:
+                raise  # it goes on from the event that is missing
             why = f"{name} sent {error}"  # it would send it again: the trial goes elsewhere
             await self._write(lambda store: store.give_up(lease, why))
-            raise ProblemError(400, str(error)) from None
-        size = request.content_length or 0
-        received = await self._write(lambda store: store.append(lease, name, sent.first, texts, end, size))
+            if isinstance(error, ValueError | RecursionError):
+                raise ProblemError(400, str(error)) from None
+            raise
         return answer(Received(received))
 
     def _trial_of(self, lease: str, agent: str) -> str:
