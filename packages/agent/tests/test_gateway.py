@@ -577,22 +577,27 @@ def test_known_answers_decide_what_is_lent(head: Head) -> None:
     assert stolen.value.refusal.challenge, "another agent's challenge"
     nonce = agent.link.get("/v1/challenge")["nonce"]
     wrong = {"noise": ["aa"], "losses": {"fp32": [1.0, 2.0 + 1e-5], "nf4": []}, "failed": {"nf4": "no kernel"}}
-    answer = agent.link.post("/v1/join", {"nonce": nonce, "facts": FACTS, **wrong})
+    without = {**FACTS, "probe": {**FACTS["probe"], "codes": {"nf4": "no kernel"}}}
+    answer = agent.link.post("/v1/join", {"nonce": nonce, "facts": without, **wrong})
     assert answer["lent"] == ["noise"]
     assert answer["refused"] == {"fp32": "the loss of row 1 is 2.00001, and 2.0 on the head", "nf4": "no kernel"}
-    again = agent.link.post("/v1/join", {"nonce": None, "facts": FACTS})
+    again = agent.link.post("/v1/join", {"nonce": None, "facts": without})
     assert again == answer, "known from before"
-    with pytest.raises(HeadRefusedError) as changed:
-        agent.link.post(
-            "/v1/join", {"nonce": None, "facts": {**FACTS, "probe": {**FACTS["probe"], "versions": {"torch": "9"}}}}
-        )
-    assert changed.value.refusal.challenge
+    for change in ({"versions": {"torch": "9"}}, {"codes": {"nf4": ""}}, {"name": "another GPU"}, {"l4t": "39.2"}):
+        with pytest.raises(HeadRefusedError) as changed:
+            agent.link.post("/v1/join", {"nonce": None, "facts": {**without, "probe": {**without["probe"], **change}}})
+        assert changed.value.refusal.challenge, change
     with pytest.raises(HeadRefusedError, match=r"pip install zo-sweeps=="):
         agent.link.post("/v1/join", {"nonce": None, "facts": {**FACTS, "zo_sweeps": "0.0.1"}})
     for wrong_facts in ({**FACTS, "cpus": "6"}, {**FACTS, "slots": 10**6}, {**FACTS, "profile": "a b"}, []):
         assert status_of(lambda f=wrong_facts: agent.link.post("/v1/join", {"nonce": None, "facts": f})) == 400
-    claimed = agent.link.post("/v1/join", {"nonce": None, "facts": {**FACTS, "lent": ["nf4"]}})
+    claimed = agent.link.post("/v1/join", {"nonce": None, "facts": {**without, "lent": ["nf4"]}})
     assert claimed == answer, "what it claims to lend is not asked"
+    nonce = agent.link.get("/v1/challenge")["nonce"]
+    agent.link.post("/v1/join", {"nonce": nonce, "facts": FACTS, **wrong})
+    with pytest.raises(HeadRefusedError) as tried:
+        agent.link.post("/v1/join", {"nonce": None, "facts": FACTS})
+    assert tried.value.refusal.challenge, "what was refused although its kernels run: it may have lacked memory"
 
 
 def test_a_board_of_another_version_is_turned_away_and_devices_says_how_to_update_it(head: Head) -> None:

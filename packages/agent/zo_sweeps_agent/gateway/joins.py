@@ -79,12 +79,15 @@ class Joins:
             self._log(f"{name} may not join: it {why}")
             raise ProblemError(409, f"this board {why}", version=__version__)
         asked, answers = shaped(Joining, body), shaped(MachineAnswers, body)
-        answered = canonical([__version__, asked.facts.profile, asked.facts.probe.versions, asked.facts.client])
+        host = asked.facts.probe
+        depends = (host.versions, host.codes, host.executorch, host.name, host.gpus, host.l4t)
+        answered = canonical([__version__, asked.facts.profile, asked.facts.client, *depends])
         if asked.nonce is None:
             agent = self._store.agent(name)
-            if agent is None or agent.answered != answered or agent.facts is None:
+            refused = {part: why for part, why in agent.refused.items() if part not in REMARKS} if agent else {}
+            again = any(host.codes.get(part) == "" for part in refused)  # its kernels ran, perhaps with more memory
+            if agent is None or agent.answered != answered or agent.facts is None or again:
                 raise ProblemError(409, "the head has no known answers of this board yet", challenge=True)
-            refused = {part: why for part, why in agent.refused.items() if part not in REMARKS}
             lent = agent.facts.lent
         else:
             owner, kind, expected = self._nonces.pop(asked.nonce, ("", "", MachineAnswers()))
