@@ -505,3 +505,12 @@ def test_an_agent_of_another_version_than_the_head_ends_so_that_its_service_star
     one._take.side_effect = lambda _: agent.Agent._refused(one, refused)
     assert agent.Agent.run(one) == 1, "after status 2 a service would not start it again"
     assert one._say.call_args_list[0].args == ("the head refuses this agent: this board has zo-sweeps 0.1.0",)
+
+
+def test_a_head_that_was_restarted_while_a_board_answered_is_joined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "FIRST_WAIT", 0.01)
+    one = MagicMock(_full="", _joined=False, _leaving=threading.Event())
+    forgot = link.HeadRefusedError(409, Refusal("an unknown or used challenge", challenge=True))
+    one._join.side_effect = [forgot, KeyError("a second time")]
+    agent.Agent._ask(one)
+    assert [str(call.args[0]) for call in one._inbox.put.call_args_list] == ["'a second time'"]

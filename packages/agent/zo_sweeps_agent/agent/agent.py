@@ -203,10 +203,11 @@ class Agent:
                 silent = True
                 self._leaving.wait(backoff.wait(error))
             except HeadRefusedError as error:
-                if not error.refusal.join:
+                if not (error.refusal.join or error.refusal.challenge):  # a head that was restarted forgets both
                     self._inbox.put(error)
                     return
                 self._joined = False
+                self._leaving.wait(backoff.wait(UnreachableError("")))
             except Exception as error:  # the main thread raises it
                 self._inbox.put(error)
                 return
