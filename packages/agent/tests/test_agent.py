@@ -21,6 +21,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+import facts as boards
 from tests.schedule import fakes
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ClientLine, End, Event, Start, Steps, read_event
@@ -306,14 +307,38 @@ def test_a_file_that_was_begun_is_gone_on_with_or_fetched_again(tmp_path: Path, 
 def test_a_machine_with_two_gpus_lends_one_to_each_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(facts, "DEV", tmp_path)
+    monkeypatch.setattr(trials, "DEV", tmp_path)
+    monkeypatch.delenv(trials.VISIBLE, raising=False)
     desk = facts.profile("cuda", [])
     assert [facts.lending(desk, 2, 8, slots).gpus for slots in (1, 2, 3)] == [1, 2, 2]
     assert facts.lending(facts.profile("cpu", []), 2, 8, 2).gpus == 0
     lent = facts.lending(desk, 2, 8, 2)
     monkeypatch.setattr(agent.EnergyMeter, "of", lambda kind: None)
-    board = agent.Agent(tmp_path, SimpleNamespace(link=lambda root: None, name="a"), desk, lent, print)
-    assert [slot._gpu for slot in board._slots] == [0, 1]
+
+    def seen() -> list[str | None]:
+        board = agent.Agent(tmp_path, SimpleNamespace(link=lambda root: None, name="a"), desk, lent, print)
+        return [slot._gpu for slot in board._slots]
+
+    assert seen() == ["0", "1"]
+    monkeypatch.setenv(trials.VISIBLE, "2,3,GPU-5")
+    assert facts.lending(desk, 2, 8, 4).gpus == 3
+    assert seen() == ["2", "3"], "the others are somebody else's"
+
+
+def test_a_gpu_that_is_not_there_is_not_lent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "DEV", tmp_path)
+    monkeypatch.delenv(trials.VISIBLE, raising=False)
+    desk, nano = facts.profile("cuda", []), facts.profile("jetson-orin-nano", [])
+    assert facts.lending(replace(desk, kind="auto"), 1, None, 1).gpus == 0
+    for device in (desk, nano):
+        with pytest.raises(UserError, match=f"no GPU here for {device.name}"):
+            facts.lending(device, 1, None, 1)
+    (tmp_path / "nvhost-ctrl").touch()
+    lent = facts.lending(nano, 2, 3.5, 2)
+    assert lent == facts.Lending(2, 1, 3_500_000_000, 2)
+    with pytest.raises(UserError, match="torch sees 0 CUDA GPUs here, and 1 are lent"):
+        facts.facts(nano, lent, replace(boards.HOST, gpus=()))
+    assert facts.facts(nano, lent, boards.HOST).gpus == 1
 
 
 def test_a_file_that_is_not_the_announced_one_is_not_used(tmp_path: Path) -> None:
@@ -369,16 +394,9 @@ def test_the_paths_of_a_trial_are_the_boards_and_its_id_stays(tmp_path: Path) ->
 # --- what it lends, and where it registers
 
 
-def test_a_profile_lends_its_memory_and_one_gpu() -> None:
-    nano = facts.profile("jetson-orin-nano", [])
-    assert facts.lending(nano, None, None, 1).gpus == 1
-    assert facts.lending(nano, 2, 3.5, 2) == facts.Lending(2, 1, 3_500_000_000, 2)
-    assert facts.lending(facts.profile("cpu", []), 1, None, 1).gpus == 0
+def test_a_profile_is_one_of_the_packages_or_ones_own(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown device 'jetson-nano-orin'"):
         facts.profile("jetson-nano-orin", [])
-
-
-def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "device").mkdir()
     (tmp_path / "device" / "board.yaml").write_text("name: board\nkind: cpu\nmemory_gb: 1\n")
     assert facts.lending(facts.profile("board", [str(tmp_path)]), 1, None, 1).memory_bytes == 10**9

@@ -41,4 +41,9 @@ def test_a_word_on_a_trial_of_a_killed_process_is_none_on_the_next(
     assert slot.ended() is None
     begin("/short")
     wait(lambda: slot.ended() == "", 20)
+    assert slot._process is not None
+    slot._process.kill()  # the kernel's, while it is idle
+    slot._process.wait()
+    begin("/short")
+    wait(lambda: slot.ended() == "", 20)
     slot.kill()

@@ -120,9 +120,9 @@ class Agent:
         self._place = {"node": registration.name, "profile": device.name}
         self._cache = Cache(root)
         self._examiner = Examiner()
-        gpus = [i % lent.gpus if lent.gpus else None for i in range(lent.slots)]
+        gpus: list[str | None] = [*trials.visible_gpus()[: lent.gpus]] or [None]
         command = [trials.MODULE, target] if client is None else [light.MODULE, str(client)]
-        self._slots = [TrialProcess(root / "trials.log", gpu, command) for gpu in gpus]
+        self._slots = [TrialProcess(root / "trials.log", gpus[i % len(gpus)], command) for i in range(lent.slots)]
         self._spools = {spool.lease: spool for spool in spools(root)}
         self._folders: dict[str, dict[str, Path]] = {}  # lease -> folders of its files, until it has ended
         self._fetching = threading.Lock()

@@ -18,9 +18,10 @@ from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
 from zo_sweeps_agent.agent import light
 from zo_sweeps_agent.agent.examiner import Examiner
+from zo_sweeps_agent.agent.trials import visible_gpus
 from zo_sweeps_agent.agent_facts import ROWS, Facts
 
-DEV = Path("/dev")
+CPU = "install torch with CUDA (a Jetson: NVIDIA's), or lend the CPU: --device cpu"
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,17 @@ def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: in
     """Return what to lend: all CPUs, the profile's memory and a GPU per slot, where nothing else is asked for.
 
     Args:
-        data: a folder per task with files of rows that stay here. Raises UserError if there is none in it.
+        data: a folder per task with files of rows that stay here.
+
+    Raises UserError if there is none in it, and where the device has a GPU and this machine none.
     """
     own = psutil.virtual_memory().total
     wanted = memory_gb if memory_gb is not None else device.memory_gb
     memory = own if wanted is None else min(int(wanted * 10**9), own)
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    gpus = 0 if device.cpu else max(1, min(slots, len(list(DEV.glob("nvidia[0-9]*")))))
+    gpus = 0 if device.cpu else min(slots, len(visible_gpus()))
+    if not (gpus or device.cpu or device.any):
+        raise UserError(f"no GPU here for {device.name} (/dev, CUDA_VISIBLE_DEVICES)", where="--device", fix=CPU)
     return Lending(cpus or there, gpus, memory, slots, () if data is None else _rows(data))
 
 
@@ -95,4 +100,8 @@ def facts(device: Device, lent: Lending, host: Host, client: Path | None = None)
             f"(packages/edge); here: {sys.executable}"
         )
         raise UserError("this Python has no torch, which is the board's own choice", fix=fix)
+    if len(host.gpus) < lent.gpus:
+        raise UserError(
+            f"torch sees {len(host.gpus)} CUDA GPUs here, and {lent.gpus} are lent", where="--device", fix=CPU
+        )
     return Facts(__version__, host, device.name, **asdict(lent))

@@ -27,6 +27,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event, Start
 from zo_sweeps.core.files import locked
 from zo_sweeps.core.trial import Outcome, Trial
+from zo_sweeps.devices.probe import GPU_NODES
 from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import Journal
@@ -37,6 +38,15 @@ from zo_sweeps_agent.agent.spool import Spool
 MODULE = "zo_sweeps_agent.agent.trials"
 TARGET = f"{MODULE}:run_checked"
 END_SECONDS = 10.0
+DEV, VISIBLE = Path("/dev"), "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: those in it, if it is set."""
+    if (chosen := os.environ.get(VISIBLE)) is not None:
+        return [one for one in chosen.replace(" ", "").split(",") if one not in ("", "-1")]
+    numbered = len(list(DEV.glob("nvidia[0-9]*")))  # a Jetson's is not
+    return [str(i) for i in range(numbered or any((DEV / Path(node).name).exists() for node in GPU_NODES))]
 
 
 class TrialProcess:
@@ -44,7 +54,7 @@ class TrialProcess:
 
     Args:
         log: what the process and its libraries print.
-        gpu: the GPU that it sees; None: none.
+        gpu: the GPU that it sees, one of `visible_gpus`; None: none.
         command: what Python runs in it: a module that calls `serve`, and its arguments.
 
     Attributes:
@@ -52,7 +62,7 @@ class TrialProcess:
         busy: whether that trial runs.
     """
 
-    def __init__(self, log: Path, gpu: int | None, command: Sequence[str]) -> None:
+    def __init__(self, log: Path, gpu: str | None, command: Sequence[str]) -> None:
         self._log, self._gpu, self._command = log, gpu, command
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -67,7 +77,7 @@ class TrialProcess:
             folders: see `here`.
         """
         assert self.spool is not None
-        if self._process is None:
+        if self._process is None or self._process.poll() is not None:  # an idle one that keeps a model is killed first
             self._process = self._start()
         self.busy = True
         there = {name: str(folder) for name, folder in folders.items()}
@@ -108,14 +118,13 @@ class TrialProcess:
             self._process.stdin.flush()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        visible = "" if self._gpu is None else str(self._gpu)
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *self._command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": visible},
+                env={**os.environ, VISIBLE: self._gpu or ""},
             )
         assert process.stdout is not None
         self._ended = queue.SimpleQueue()  # of this process: what an earlier one still said is no word on its trials
