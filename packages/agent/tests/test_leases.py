@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
 import time
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 
 from facts import FACTS
 from zo_sweeps.core.errors import UserError
-from zo_sweeps_agent import leases
+from zo_sweeps_agent import agent_records, leases
 from zo_sweeps_agent.leases import (
     CodeError,
     GapError,
@@ -158,6 +159,23 @@ def test_revocation_ends_leases_and_frees_the_name_for_a_new_key(store: Store) -
     assert store.revoked() == ["a"], "a revoked key cannot join"
     join(store, secret=b"n" * 10)
     assert store.revoked() == []
+
+
+def test_a_key_that_was_revoked_stays_so_where_an_old_store_is_put_back(store: Store, tmp_path: Path) -> None:
+    join(store)
+    with sqlite3.connect(tmp_path / "old.db") as old:
+        store._db.backup(old)
+    for again in (False, True):
+        store.revoke("a")
+        if again:
+            store.add_code(b"n" * 10, time.time() + 60)
+            store.enrol(b"n" * 10, "a", "cpu", "another key", "CD")
+        old.backup(store._db)
+        store.restore()
+        assert store.serial_of("a") == ("CD" if again else "")
+    lines = (tmp_path / agent_records.FILE).read_text()
+    store.restore()
+    assert (tmp_path / agent_records.FILE).read_text() == lines, "nothing is lacking"
 
 
 def test_silence_ends_leases(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

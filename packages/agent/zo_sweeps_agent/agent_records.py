@@ -33,12 +33,12 @@ def note(store: Path, record: Sequence[str]) -> None:
         os.close(handle)
 
 
-def noted(store: Path) -> dict[str, tuple[str, ...]]:
-    """Return the last record of each agent, by name: its FIELDS. A line that is damaged is left out."""
-    records: dict[str, tuple[str, ...]] = {}
+def noted(store: Path) -> dict[str, list[tuple[str, ...]]]:
+    """Return the records of each agent, by name: their FIELDS, the last one last. A damaged line is left out."""
+    records: dict[str, list[tuple[str, ...]]] = {}
     for entry, _ in read_objects(store.with_name(FILE)):
         if entry is not None and all(isinstance(entry.get(field), str) for field in FIELDS):
-            records[entry["name"]] = tuple(entry[field] for field in FIELDS)
+            records.setdefault(entry["name"], []).append(tuple(entry[field] for field in FIELDS))
     return records
 
 

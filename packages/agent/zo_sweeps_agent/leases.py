@@ -287,14 +287,21 @@ class Store:
         return agents.rowcount > 0
 
     def restore(self) -> None:
-        """Take the agents from the records that the store lacks, to join again, and note what the records lack."""
-        noted, columns = agent_records.noted(self._path), ", ".join(agent_records.FIELDS)
+        """Take the last records of agents that the store lacks, or knows by an earlier one, as an old copy of it does.
+
+        They join again. What the records lack is noted.
+        """
+        columns = ", ".join(agent_records.FIELDS)
         with self.transaction():
-            known = {agent.name: _record(agent) for agent in self.agents()}
-            new = [(*record, 0.0) for name, record in noted.items() if name not in known]
-            self._db.executemany(f"INSERT INTO agents ({columns}, heard) VALUES (?, ?, ?, ?, ?, ?)", new)
+            noted, known = agent_records.noted(self._path), {agent.name: _record(agent) for agent in self.agents()}
+            later = [
+                (*records[-1], 0.0)
+                for name, records in noted.items()
+                if known.get(name) != records[-1] and known.get(name) in (None, *records)
+            ]
+            self._db.executemany(f"INSERT OR REPLACE INTO agents ({columns}, heard) VALUES (?, ?, ?, ?, ?, ?)", later)
             for name, record in known.items():
-                if noted.get(name) != record:
+                if record not in noted.get(name, ()):
                     agent_records.note(self._path, record)
 
     def revoked(self) -> list[str]:
