@@ -532,3 +532,13 @@ def test_a_head_that_was_restarted_while_a_board_answered_is_joined_again(monkey
     one._join.side_effect = [forgot, KeyError("a second time")]
     agent.Agent._ask(one)
     assert [str(call.args[0]) for call in one._inbox.put.call_args_list] == ["'a second time'"]
+
+
+def test_a_revoked_key_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "signal", MagicMock())
+    for name in ("registration.json", keys.KEY):
+        (tmp_path / name).touch()
+    one = MagicMock(_root=tmp_path, _spools={}, _slots=[], _leaving=threading.Event())
+    one._take.side_effect = lambda _: agent.Agent._refused_of(one, link.HeadRefusedError(403, Refusal("revoked")))
+    assert agent.Agent.run(one) == 2
+    assert not list(tmp_path.iterdir())

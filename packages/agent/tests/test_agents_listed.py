@@ -32,7 +32,7 @@ def state(tmp_path: Path) -> Path:
     for name in ("board", "other"):
         secret = name.ljust(10).encode()
         store.add_code(secret, time.time() + 60)
-        store.enrol(secret, name, "cpu", "key", "AB")
+        store.enrol(secret, name, "cpu", f"key of {name}", "AB")
     store.join("board", FACTS, {"fp16": "other losses"}, "")
     store.hear({"board": time.time()}, {"board": Reading(ram_free_bytes=10**9, temperature=51.2)})
     store.lease("d", "board", {"trial_id": "t", "label": "a trial"}, [], 1)

@@ -408,6 +408,13 @@ def test_a_revoked_key_is_refused_at_once_and_its_trial_runs_elsewhere(head: Hea
     again = head.agent(agent.name)
     assert again.link.get("/v1/work", {"wait": "0"}) == {"leases": [], "stop": []}
     assert status_of(lambda: agent.link.get("/v1/work")) == 403, "the old key of a name that was given anew"
+    key = (again.folder / keys.KEY).read_bytes()
+    head.store.revoke(agent.name)
+    (again.folder / "registration.json").unlink()  # by its owner, while no agent ran
+    with pytest.raises(UserError, match="has, or had, the key of this machine; the same command again makes a new one"):
+        keys.enrol(again.folder, head.url, codes.parse(head.code()), agent.name, "cpu", None)
+    keys.enrol(again.folder, head.url, codes.parse(head.code()), agent.name, "cpu", None)
+    assert (again.folder / keys.KEY).read_bytes() != key
 
 
 # --- an agent against others

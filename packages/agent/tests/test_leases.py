@@ -17,6 +17,7 @@ from zo_sweeps_agent import agent_records, leases
 from zo_sweeps_agent.leases import (
     CodeError,
     GapError,
+    KeyUsedError,
     LeaseOverError,
     RefusedError,
     Store,
@@ -38,7 +39,7 @@ def store(tmp_path: Path):
 
 def join(store: Store, name: str = "a", *, slots: int = 1, secret: bytes = SECRET) -> None:
     store.add_code(secret, time.time() + 60)
-    store.enrol(secret, name, "cpu", f"key of {name}", "AB")
+    store.enrol(secret, name, "cpu", f"key of {secret!r}", "AB")
     store.join(name, replace(FACTS, slots=slots), {}, "")
 
 
@@ -142,6 +143,11 @@ def test_a_code_is_used_once_but_its_answer_may_be_lost(store: Store) -> None:
     with pytest.raises(RefusedError, match="already"):
         store.enrol(b"x" * 10, "a", "cpu", "another key", "CD")
     assert store.enrol(b"x" * 10, "b", "cpu", "another key", "CD") == "CD", "a name in use costs no code"
+    store.revoke("a")
+    store.add_code(b"z" * 10, time.time() + 60)
+    for name in ("a", "z"):
+        with pytest.raises(KeyUsedError, match="the agent 'a' has, or had, the key"):
+            store.enrol(b"z" * 10, name, "cpu", "key", "EF")
     store.add_code(b"y" * 10, time.time() - 1)
     for secret in (b"y" * 10, b"never made"):
         with pytest.raises(CodeError):

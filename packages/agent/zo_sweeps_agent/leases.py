@@ -79,6 +79,10 @@ class CodeError(RefusedError):
     """The one-time code is not valid."""
 
 
+class KeyUsedError(RefusedError):
+    """The key is, or was, another agent's."""
+
+
 class UnknownLeaseError(RefusedError):
     """There is no such lease of this agent."""
 
@@ -197,7 +201,8 @@ class Store:
         Args:
             serial: the number that a new certificate shall have.
 
-        Raises CodeError for a code that is unknown, used or expired, and RefusedError for a name in use.
+        Raises CodeError for a code that is unknown, used or expired, RefusedError for a name in use, and KeyUsedError
+        for a key that an agent has or had: its owner may not be the only one to know it.
         """
         with self.transaction():
             code = self._one("SELECT expires, used_by FROM codes WHERE hash = ?", (_hash(secret),))
@@ -210,6 +215,8 @@ class Store:
                 raise CodeError("this one-time code is not valid: mistyped, used or expired")
             if known:
                 raise RefusedError(f"there is an agent {name!r} already")
+            if other := self._one("SELECT name FROM agents WHERE key = ?", (key,)):
+                raise KeyUsedError(f"the agent {other[0]!r} has, or had, the key of this machine")
             self._db.execute("UPDATE codes SET used_by = ? WHERE hash = ?", (name, _hash(secret)))
             self._db.execute(
                 "INSERT OR REPLACE INTO agents (name, key, serial, device, state, heard) VALUES (?, ?, ?, ?, ?, ?)",

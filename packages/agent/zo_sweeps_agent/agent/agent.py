@@ -31,7 +31,7 @@ from zo_sweeps.devices.probe import Host, changing
 from zo_sweeps.methods.parts import Device, ModelSource
 from zo_sweeps.models import identity
 from zo_sweeps_agent.agent import facts as here
-from zo_sweeps_agent.agent import light, trials
+from zo_sweeps_agent.agent import keys, light, trials
 from zo_sweeps_agent.agent.examiner import Examiner
 from zo_sweeps_agent.agent.files import Cache
 from zo_sweeps_agent.agent.keys import Registration
@@ -163,7 +163,8 @@ class Agent:
             self._say(f"the head refuses this agent: {error}")
             for spool in self._spools.values():
                 spool.retire()
-            (self._root / "registration.json").unlink(missing_ok=True)
+            for name in ("registration.json", keys.KEY):  # a thief may have the key: the next one is new
+                (self._root / name).unlink(missing_ok=True)
             return 2
         finally:
             for slot in self._slots:

@@ -46,7 +46,7 @@ class Registration:
 
     def link(self, folder: Path) -> Link:
         """Return the connection to the head with the key in `folder`. Raises UserError if a file is damaged."""
-        key, certificate, authority = (folder / name for name in ("key.pem", "certificate.pem", AUTHORITY))
+        key, certificate, authority = (folder / name for name in (KEY, "certificate.pem", AUTHORITY))
         try:
             if self.pinned:
                 return Link(self.url, pinned(authority.read_text(), key, certificate), self.also)
@@ -56,7 +56,7 @@ class Registration:
             raise UserError(f"cannot use the key ({error.strerror or error})", where=str(folder), fix=AGAIN) from None
 
 
-AUTHORITY = "authority.pem"
+KEY, AUTHORITY = "key.pem", "authority.pem"
 AGAIN = "register again: zo-sweeps agent join URL --code CODE, with a code of `zo-sweeps head code`"
 
 
@@ -150,6 +150,8 @@ def enrol(folder: Path, url: str, code: codes.Code, name: str, device: str, auth
         fix = own if error.untrusted else "is `zo-sweeps head start` running there?"
         raise UserError(f"cannot reach {url}: {error}", fix=fix) from None
     except HeadRefusedError as error:
+        if error.status == 409:  # of the name, or of the key, which is another agent's
+            (folder / KEY).unlink(missing_ok=True)
         raise UserError(f"the head refuses: {error.what}") from None
     except (OSError, ssl.SSLError) as error:
         raise UserError(f"cannot register: {error}", where=str(folder)) from None
@@ -193,7 +195,7 @@ def _key_of_attempt(folder: Path) -> ec.EllipticCurvePrivateKey:
     """Return the key to register: the last attempt's if it did not end, which the head may have signed; else a new."""
     if not (folder / "registration.json").exists():
         with contextlib.suppress(OSError, ValueError, TypeError):
-            kept = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), password=None)
+            kept = serialization.load_pem_private_key((folder / KEY).read_bytes(), password=None)
             if isinstance(kept, ec.EllipticCurvePrivateKey):
                 return kept
     return _new_key(folder)
@@ -203,7 +205,7 @@ def _new_key(folder: Path) -> ec.EllipticCurvePrivateKey:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = ec.generate_private_key(ec.SECP256R1())
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    path = folder / "key.pem"
+    path = folder / KEY
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(pem)

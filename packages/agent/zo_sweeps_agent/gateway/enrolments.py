@@ -14,7 +14,7 @@ from zo_sweeps_agent.gateway.exchange import ProblemError, answer, body_of
 from zo_sweeps_agent.gateway.identity import Authority, new_serial, read_request
 from zo_sweeps_agent.gateway.limits import Buckets
 from zo_sweeps_agent.gateway.writer import Writer
-from zo_sweeps_agent.leases import CodeError, RefusedError
+from zo_sweeps_agent.leases import CodeError, KeyUsedError, RefusedError
 from zo_sweeps_agent.protocol import Enrolled, Enrolment
 
 
@@ -58,6 +58,8 @@ class Enrolments:
                 raise ProblemError(429, "too many wrong codes from this address", retry=1 / limits.WRONG_RATE) from None
             self._log(f"{address}: wrong one-time code for {name}")
             raise
+        except KeyUsedError as error:
+            raise ProblemError(409, f"{error}; the same command again makes a new one") from None
         except RefusedError as error:
             same = (
                 f"if it is this board, at a new address of the head: zo-sweeps agent move URL on it; else revoke {name}"
