@@ -459,6 +459,8 @@ def test_a_file_of_a_process_that_is_gone_is_not_believed(tmp_path: Path) -> Non
         (["worker", "jion"], "invalid choice: 'jion'"),
         (["worker", "join", "h:1", "--device", "jetson"], "unknown device 'jetson'"),
         (["head", "start", "--prot", "1"], "unrecognized arguments: --prot"),
+        (["head", "start", "--lease", "0"], "argument --lease: 0 is not above 0"),
+        (["head", "code", "--minutes", "nan"], "argument --minutes: nan is not above 0"),
         (["devices", "state_dir=/nowhere"], "no cluster is known here"),
         (["devices", "cluster.adress=h:1"], "adress"),
     ],

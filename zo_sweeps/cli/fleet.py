@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from zo_sweeps.cli.parser import Parser
+from zo_sweeps.cli.parser import Parser, number
 from zo_sweeps.cli.text import console, listing
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import to_text
@@ -44,13 +44,14 @@ def head(given: Sequence[str]) -> int:
     with_agents = gateway.PORT if "gateway" in registry.offered("part") else 0
     add("--gateway-port", type=int, default=with_agents, help=text)
     text = "time that an agent may be silent before its trial runs elsewhere; default: 60"
-    add("--lease", type=float, default=gateway.LEASE_MINUTES, metavar="MINUTES", help=text)
+    add("--lease", type=number(float), default=gateway.LEASE_MINUTES, metavar="MINUTES", help=text)
     text = "leave Ray's connections unencrypted beyond loopback, where whoever listens then reads the token"
     add("--no-tls", action="store_false", dest="tls", help=text)
     text = "the gateway's certificate chain and its key; default: one of its own, which the code names"
     add("--certificate", type=expanduser, metavar="FILE", help=text)
     add("--key", type=expanduser, metavar="FILE", help="see --certificate")
-    add("--minutes", type=float, default=gateway.CODE_MINUTES, help="code: how long it can be used; default: 15")
+    text = "code: how long it can be used; default: 15"
+    add("--minutes", type=number(float), default=gateway.CODE_MINUTES, help=text)
     _lending(parser)
     add("--block", action="store_true", help="stay in the foreground (systemd, containers)")
     options = parser.parse_args(given, heads.HeadOptions())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from os.path import expanduser
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from zo_sweeps.cli.text import columns_kept, wrapped
 from zo_sweeps.core.document import keys
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from zo_sweeps.record.sweep_book import Command
     from zo_sweeps.results.past_sweeps import ReadablePlan
 
+N = TypeVar("N", int, float)
 DEFAULT_GRID = "quickstart"
 EXAMPLES = """\
 overrides (Hydra's grammar, before or after the flags):
@@ -81,6 +83,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, fix=f"see {self.prog} --help")
+
+
+def number(kind: type[N], most: float = math.inf) -> Callable[[str], N]:
+    """Return the type of an argument that is a number above 0, and at most `most`."""
+
+    def parsed(text: str) -> N:
+        value = kind(text)
+        if not 0 < value <= most or value == math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {most:g}")
+        return value
+
+    parsed.__name__ = kind.__name__  # argparse's word for what the text is not
+    return parsed
 
 
 def grid_parser(command: str, description: str | None) -> Parser:

@@ -34,8 +34,8 @@ from zo_sweeps.models.identity import DEMO, fingerprint_model, gguf_file
 from zo_sweeps.record.journal import Journal
 from zo_sweeps.tasks import data
 from zo_sweeps.tasks.spec import TaskSpec
-from zo_sweeps_agent import codes
-from zo_sweeps_agent.agent import agent, commands, facts, keys, link, service, trials
+from zo_sweeps_agent import codes, command
+from zo_sweeps_agent.agent import agent, commands, facts, keys, link, trials
 from zo_sweeps_agent.agent import files as fetched
 from zo_sweeps_agent.agent import spool as spools
 from zo_sweeps_agent.agent.spool import Spool
@@ -398,8 +398,35 @@ def test_a_profile_is_one_of_the_packages_or_ones_own(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown device 'jetson-nano-orin'"):
         facts.profile("jetson-nano-orin", [])
     (tmp_path / "device").mkdir()
-    (tmp_path / "device" / "board.yaml").write_text("name: board\nkind: cpu\nmemory_gb: 1\n")
+    board = tmp_path / "device" / "board.yaml"
+    board.write_text("name: board\nkind: cpu\nmemory_gb: 1\n")
     assert facts.lending(facts.profile("board", [str(tmp_path)]), 1, None, 1).memory_bytes == 10**9
+    for text in ("", "name: [x\n", "- a\n"):
+        board.write_text(text)
+        with pytest.raises(UserError, match=rf"no device profile: .* in {board}"):
+            facts.profile("board", [str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("--cpus", "0"),
+        ("--cpus", "4097"),
+        ("--slots", "-1"),
+        ("--slots", "65"),
+        ("--memory", "nan"),
+        ("--memory", "inf"),
+    ],
+)
+def test_a_number_that_no_head_takes_is_refused_before_the_code_is_used(name: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"{name}: {value} is not above 0 and at most"):
+        command.agent(["join", URL, name, value])
+
+
+def test_a_machine_without_a_name_says_so(tmp_path: Path) -> None:
+    options = commands.AgentOptions(URL, "code", "cpu", name="\N{CJK UNIFIED IDEOGRAPH-677F}")
+    with pytest.raises(UserError, match="no letter of A-Z and no digit is in this machine's name in --name"):
+        commands.join(tmp_path, options, print)
 
 
 def test_the_address_of_a_head_is_https(tmp_path: Path) -> None:
@@ -409,19 +436,43 @@ def test_the_address_of_a_head_is_https(tmp_path: Path) -> None:
             keys.folder_of(tmp_path, wrong)
 
 
-def test_a_service_runs_as_the_owner_of_the_key_and_is_confined(tmp_path: Path) -> None:
-    options = commands.AgentOptions(URL, device="jetson-orin-nano", memory_gb=6.0, slots=2)
-    with pytest.raises(UserError, match=f"is not registered with {re.escape(URL)}"):
+def test_a_service_runs_as_the_owner_of_the_key_and_is_confined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, own = tmp_path / "rows", tmp_path / "home" / "conf" / "device"
+    for path in (rows / "sst2", own):
+        path.mkdir(parents=True)
+    (rows / "sst2" / "train.jsonl").write_text("{}\n")
+    (own / "board.yaml").write_text("name: board\nkind: cpu\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    also = "https://10.0.0.2:7443"
+    options = commands.AgentOptions(URL, memory_gb=6.0, slots=2, data=rows, also=[also], config_dirs=["~/conf"])
+
+    def printed(options: commands.AgentOptions) -> str:
         commands.install_service(tmp_path, options, print, only_print=True)
+        return capsys.readouterr().out
+
+    with pytest.raises(UserError, match=f"is not registered with {re.escape(URL)}"):
+        printed(options)
+    folder = keys.folder_of(tmp_path / "agent", URL)
+    folder.mkdir(parents=True)
+    keys.also(folder, keys.Registration(URL, "a", "board", True), [])
     if os.getuid() == 0:
         with pytest.raises(UserError, match="root registered this machine"):
-            service.unit(tmp_path, URL, options.lending)
+            printed(options)
         os.chown(tmp_path, pwd.getpwnam("nobody").pw_uid, -1)
-    text = service.unit(tmp_path, URL, options.lending).text
-    command = f"agent join {URL} --device jetson-orin-nano --memory 6 --slots 2 --state-dir {tmp_path}"
-    assert command in text
+    for wrong, line in (
+        ({"config_dirs": ()}, "unknown device 'board'"),
+        ({"also": ["10.0.0.2"]}, "is not the address of a head"),
+    ):
+        with pytest.raises(UserError, match=line):
+            printed(replace(options, **wrong))
+    text = printed(options)
+    words = f"--memory 6 --slots 2 --data {rows} --config-dir {tmp_path}/home/conf --also {also}"
+    assert f"agent join {URL} {words} --state-dir {tmp_path}\n" in text
     assert "--code" not in text
     assert f"User={pwd.getpwuid(tmp_path.stat().st_uid).pw_name}" in text
+    assert f"ReadWritePaths={tmp_path} {rows} -" in text
     assert {"NoNewPrivileges=true", "ProtectSystem=strict", "RestartPreventExitStatus=2"} <= {*text.splitlines()}
 
 

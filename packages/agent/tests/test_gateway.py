@@ -706,7 +706,7 @@ def test_a_head_with_two_addresses_is_found_at_the_one_that_answers(head: Head, 
     folder = keys.folder_of(tmp_path / "agent", head.url)
     enrolled = keys.enrol(folder, head.url, codes.parse(head.code()), "roamer", "cpu", None)
     with pytest.raises(UserError, match="is not the address of a head"):
-        keys.also(folder, enrolled, ["http://10.8.0.1"])
+        keys.checked("http://10.8.0.1")
     keys.also(folder, replace(enrolled, url="https://127.0.0.1:1"), [f"https://localhost:{head.port}/"])
     registration = keys.read(folder)
     assert registration is not None

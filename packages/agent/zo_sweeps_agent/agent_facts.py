@@ -12,7 +12,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.probe import Host, Reading
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of an agent, and of a device profile
-SLOTS = 64
+CPUS, SLOTS = 4096, 64
 ROWS = 1000  # files
 OFFLINE_SECONDS = 60.0  # without a request: an agent then gets no trial; its leases last longer, see `Store.reap`
 # In `Agent.refused`, of the machine and not of what it lends: why it may not join, although its key is valid; that it
@@ -38,7 +38,7 @@ class Facts(Shape):
     zo_sweeps: str
     probe: Host
     profile: str = item(pattern=NAME)
-    cpus: int = item(most=4096)
+    cpus: int = item(most=CPUS)
     gpus: int = item(most=64)
     memory_bytes: int = item(most=2**50)
     slots: int = item(most=SLOTS)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
 
-from zo_sweeps.cli.parser import Parser
+from zo_sweeps.cli.parser import Parser, number
 from zo_sweeps.core.errors import UserError
+from zo_sweeps_agent.agent_facts import CPUS, SLOTS
 
 
 def _path(text: str) -> Path:
@@ -29,10 +30,11 @@ def agent(given: Sequence[str]) -> int:
     )
     parser.add_argument("--device", default=default.device, metavar="NAME", help="device profile; default: detected")
     parser.add_argument("--name", default="", help="name of this machine at the head; default: the host's")
-    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs to lend to trials; default: all")
+    parser.add_argument("--cpus", type=number(int, CPUS), metavar="N", help="CPUs to lend to trials; default: all")
     text = "memory to lend to trials; default: the profile's"
-    parser.add_argument("--memory", type=float, metavar="GB", dest="memory_gb", help=text)
-    parser.add_argument("--slots", type=int, default=default.slots, metavar="N", help="trials at a time; default: 1")
+    parser.add_argument("--memory", type=number(float, 1e6), metavar="GB", dest="memory_gb", help=text)
+    text = "trials at a time; default: 1"
+    parser.add_argument("--slots", type=number(int, SLOTS), default=default.slots, metavar="N", help=text)
     text = "a folder per task with rows that stay here: this machine is a client of federated trials with method.files"
     parser.add_argument("--data", type=Path, metavar="FOLDER", help=text)
     text = "the light client, built for this machine: it runs exported programs, without torch (packages/edge)"

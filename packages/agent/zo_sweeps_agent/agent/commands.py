@@ -11,17 +11,18 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.fleet.node import running, sanitised, wait_until_gone
+from zo_sweeps.methods.parts import Device
 from zo_sweeps_agent import codes
 from zo_sweeps_agent.agent import keys, light, service
 from zo_sweeps_agent.agent.agent import Agent
-from zo_sweeps_agent.agent.facts import lending, profile
+from zo_sweeps_agent.agent.facts import Lending, lending, profile
 from zo_sweeps_agent.agent.spool import spools
 
 HOME = Path("~/.zo_sweeps")
@@ -67,9 +68,11 @@ class AgentOptions:
         words += ["--cpus", str(self.cpus)] if self.cpus else []
         words += ["--memory", f"{self.memory_gb:g}"] if self.memory_gb else []
         words += ["--slots", str(self.slots)] if self.slots > 1 else []
-        words += ["--client", str(self.client.expanduser().absolute())] if self.client else []
-        words += ["--data", str(self.data.expanduser().absolute())] if self.data else []
-        return words + [word for one in self.config_dirs for word in ("--config-dir", str(Path(one).absolute()))]
+        words += ["--client", str(self.client)] if self.client else []
+        words += ["--data", str(self.data)] if self.data else []
+        folders = [str(Path(one).expanduser().absolute()) for one in self.config_dirs]
+        repeated = {"--config-dir": folders, "--also": self.also}
+        return words + [word for name, values in repeated.items() for one in values for word in (name, one)]
 
 
 def join(state_dir: Path, options: AgentOptions, say: Say) -> int:
@@ -80,34 +83,46 @@ def join(state_dir: Path, options: AgentOptions, say: Say) -> int:
     registration = keys.read(folder)
     if registration is None and not options.code:
         raise UserError(f"this machine is not registered with {options.url}", fix=keys.AGAIN)
-    wanted = options.device if options.device != "auto" or registration is None else registration.device
+    options, device, lent = _checked(options, registration)
+    if registration is None:
+        name = sanitised(options.name or socket.gethostname())
+        if not name:
+            raise UserError("no letter of A-Z and no digit is in this machine's name", where="--name", fix="choose one")
+        code = codes.parse(options.code)
+        registration = keys.enrol(folder, options.url.rstrip("/"), code, name, device.name, options.authorities)
+        say(f"registered with {registration.url} as {registration.name}; its key is {folder / keys.KEY} (mode 0600)")
+    if options.also:
+        registration = keys.also(folder, registration, options.also)
+    return Agent(folder, registration, device, lent, say, options.client, options.data).run()
+
+
+def _checked(options: AgentOptions, registration: keys.Registration | None) -> tuple[AgentOptions, Device, Lending]:
+    """Return the options with absolute paths, the device profile and what is lent. Raises UserError."""
     client = None if options.client is None else light.checked(options.client)
+    data = None if options.data is None else options.data.expanduser().absolute()
+    wanted = options.device if options.device != "auto" or registration is None else registration.device
     if client is not None and wanted == "auto":
         wanted = PROGRAMS
     device = profile(wanted, [str(one) for one in options.config_dirs])
     if client is not None and (device.is_phone or not device.runs_programs):
         what = f"the light client runs exported programs alone, and {device.name} is not a device for these"
         raise UserError(what, where="--device", fix=f"use --device {PROGRAMS}, or a profile with runtime: executorch")
-    data = None if options.data is None else options.data.expanduser().absolute()
     if client is not None and data is not None:
         raise UserError("the light client reads no rows of its own", where="--data", fix="leave --client or --data out")
+    for url in options.also:
+        keys.checked(url)
     lent = lending(device, options.cpus, options.memory_gb, options.slots, data)
-    if registration is None:
-        name = sanitised(options.name or socket.gethostname())
-        code = codes.parse(options.code)
-        registration = keys.enrol(folder, options.url.rstrip("/"), code, name, device.name, options.authorities)
-        say(f"registered with {registration.url} as {registration.name}; its key is {folder / 'key.pem'} (mode 0600)")
-    if options.also:
-        registration = keys.also(folder, registration, options.also)
-    return Agent(folder, registration, device, lent, say, client, data).run()
+    return replace(options, client=client, data=data), device, lent
 
 
 def install_service(state_dir: Path, options: AgentOptions, say: Say, *, only_print: bool) -> int:
     """Write, or only print, a systemd unit that runs this machine's agent. Raises UserError when it cannot."""
     state_dir = (service.own_home(state_dir) if state_dir == HOME else state_dir).absolute()
-    if keys.read(keys.folder_of(_root(state_dir), options.url)) is None:
+    registration = keys.read(keys.folder_of(_root(state_dir), options.url))
+    if registration is None:
         raise UserError(f"this machine is not registered with {options.url}", where=str(state_dir), fix=keys.AGAIN)
-    unit = service.unit(state_dir, options.url.rstrip("/"), options.lending)
+    options, _, _ = _checked(options, registration)  # at boot nobody would see what is wrong
+    unit = service.unit(state_dir, options.url.rstrip("/"), options.lending, options.data)
     if only_print:
         print(unit.text, end="")
     else:

@@ -53,7 +53,12 @@ def profile(name: str, folders: list[str]) -> Device:
         known |= {path.stem: path for path in (folder.expanduser() / "device").glob("*.yaml")}
     if name not in known:
         raise unknown("device", name, known)
-    return read(Device, yaml.safe_load(known[name].read_text(encoding="utf-8")), "device")
+    try:
+        with reading():
+            data = yaml.safe_load(known[name].read_text(encoding="utf-8"))
+        return read(Device, {**data}, "device")
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError) as error:  # TypeError: not a mapping
+        raise UserError(f"no device profile: {' '.join(str(error).split())}", where=str(known[name])) from None
 
 
 def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: int, data: Path | None = None) -> Lending:

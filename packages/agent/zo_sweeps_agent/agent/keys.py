@@ -65,7 +65,7 @@ def folder_of(root: Path, url: str) -> Path:
 
     Raises UserError for another form of address.
     """
-    place = _checked(url)
+    place = checked(url)
     for path in root.glob("heads/*/registration.json"):
         with contextlib.suppress(UserError):  # another head's, damaged
             if (known := read(path.parent)) and known.url == url.rstrip("/"):
@@ -73,7 +73,7 @@ def folder_of(root: Path, url: str) -> Path:
     return root / "heads" / re.sub(r"[^\w.-]+", "_", place)
 
 
-def _checked(url: str) -> str:
+def checked(url: str) -> str:
     """Return "HOST:PORT" of the address of a head. Raises UserError for another form."""
     match = re.fullmatch(r"https://([^/\s]+:\d+)/?", url)
     if not match:
@@ -110,9 +110,7 @@ def move(folder: Path, registration: Registration, url: str) -> None:
 
 
 def also(folder: Path, registration: Registration, urls: Sequence[str]) -> Registration:
-    """Keep further addresses of the head, in place of those before. Raises UserError for another form of address."""
-    for url in urls:
-        _checked(url)
+    """Keep further addresses of the head, in place of those before."""
     known = replace(registration, also=[url.rstrip("/") for url in urls])
     _write(folder, known)
     return known
