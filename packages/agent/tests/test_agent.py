@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import httpx2
 import pytest
 
 import facts as boards
@@ -246,18 +247,19 @@ def listed(name: str, content: bytes) -> LeaseFile:
 
 
 def test_a_file_is_fetched_once_and_resumed(tmp_path: Path) -> None:
-    cache, source = fetched.Cache(tmp_path), Source(b"rows" * 10, b"others")
-    files = [listed("sst2/train.jsonl", b"rows" * 10), listed("sst2/test.jsonl", b"others")]
+    cache, source = fetched.Cache(tmp_path), Source(b"rows" * 10, b"others", b"")
+    files = [listed("sst2/train.jsonl", b"rows" * 10), listed("sst2/test.jsonl", b"others"), listed("empty", b"")]
     source.cut = 25
     with pytest.raises(link.UnreachableError):
         cache.folder(source, "lease", files, ())
     folder = cache.folder(source, "lease", files, ())
-    assert source.asked == [0, 25, 0]
+    assert source.asked == [0, 25, 0, 0]
+    assert (folder / "empty").read_bytes() == b""
     assert (folder / "sst2/train.jsonl").read_bytes() == b"rows" * 10
     assert (folder / "sst2/test.jsonl").read_bytes() == b"others"
     assert cache.folder(source, "another", files[::-1], ()) == folder
     cache.folder(source, "another", [listed("a.jsonl", b"others")], ())
-    assert len(source.asked) == 3, "a file under another name is not fetched again"
+    assert len(source.asked) == 4, "a file under another name is not fetched again"
 
 
 def test_two_slots_fetch_a_model_once_and_neither_takes_the_others_files_away(
@@ -484,6 +486,11 @@ def test_waits_grow_are_spread_and_begin_again() -> None:
     backoff.reset()
     assert backoff.wait(link.UnreachableError("")) <= 1
     assert backoff.wait(link.UnreachableError("", 90.0)) == 90
+
+
+def test_a_request_that_took_too_long_is_made_again() -> None:
+    with pytest.raises(link.UnreachableError, match="took too long"):
+        link._checked(httpx2.Response(408, json={"error": "the request took too long"}))
 
 
 def test_rows_of_the_hub_reach_a_board_without_its_library_as_files(

@@ -639,6 +639,9 @@ def test_work_arrives_at_once_and_a_stop_too(head: Head) -> None:
     threading.Timer(0.5, lambda: head.store.ask_to_stop(leases_[0])).start()
     running = {"wait": "20", "running": leases_[0]}
     assert agent.link.get("/v1/work", running) == {"leases": [], "stop": leases_}
+    began = time.monotonic()
+    assert agent.link.get("/v1/work", {"wait": "nan"}) == {"leases": [], "stop": []}
+    assert time.monotonic() - began < 5
     agent.link.post("/v1/leave", {})
     assert head.store.of_driver("d")[leases_[0]].blameless
 

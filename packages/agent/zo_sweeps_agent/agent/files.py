@@ -62,7 +62,7 @@ class Cache:
         for begun in (True, False):  # once more from its first byte if what was there is damaged
             have = part.stat().st_size if begun and part.exists() else 0
             self._make_room(size - have, needed, keep)
-            if not begun or have < size:
+            if not begun or have < size or not part.exists():  # the last: of an empty file
                 self._append(link, f"/v1/leases/{lease}/files/{digest}", part, have, size)
             if _digest(part) == digest:
                 part.rename(blob)

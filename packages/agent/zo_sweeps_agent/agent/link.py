@@ -172,7 +172,7 @@ def understood(shape: type[S], answer: Any) -> S:
 
 
 def _checked(answer: httpx2.Response) -> dict[str, Any]:
-    """Return the answer's JSON. Raises UnreachableError for 429 and 5xx, RefusedError for any other error."""
+    """Return the answer's JSON. Raises UnreachableError for 408, 429 and 5xx, HeadRefusedError for any other error."""
     try:
         content = answer.json() if answer.content else {}
     except (ValueError, RecursionError):
@@ -181,7 +181,7 @@ def _checked(answer: httpx2.Response) -> dict[str, Any]:
     if answer.is_success:
         return content
     refusal = understood(Refusal, content)
-    if answer.status_code == 429 or answer.status_code >= 500:
+    if answer.status_code in (408, 429) or answer.status_code >= 500:
         after = answer.headers.get("Retry-After", "")
         why = refusal.error or f"the head answered {answer.status_code}"
         raise UnreachableError(why, float(after) if after.isdigit() else 0.0)

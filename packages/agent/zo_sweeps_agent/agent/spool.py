@@ -30,7 +30,7 @@ from zo_sweeps_agent.protocol import Message
 
 RETIRED = 16  # the newest, kept
 FRUITLESS = 3  # starts in a row without a step after which the trial is given back: it may be what ends the board
-POST_BYTES = 2**20  # of events in one message, as JSON
+POST_BYTES = 2**17  # of events in one message, as JSON: at 2 kB/s it takes as long as the head waits for a request
 
 
 class Spool:

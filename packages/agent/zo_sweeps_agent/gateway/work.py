@@ -80,7 +80,8 @@ class OpenWork:
         if agent and agent.state == JOINED and (agent.facts is None or other_version(agent.facts.zo_sweeps)):
             raise ProblemError(409, "the head does not know what this board is", join=True)
         try:
-            wait = min(max(float(request.query.get("wait", "0")), 0.0), limits.WAIT_SECONDS)
+            # In this order NaN is 0: among the event loop's deadlines it would keep others from their turn.
+            wait = min(max(0.0, float(request.query.get("wait", "0"))), limits.WAIT_SECONDS)
         except ValueError:
             raise ProblemError(400, "wait is not a number") from None
         if self._is_copied(name, request.query.get("process", "")[:64]) and agent and COPIED not in agent.refused:
