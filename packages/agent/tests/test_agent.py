@@ -425,6 +425,27 @@ def test_a_number_that_no_head_takes_is_refused_before_the_code_is_used(name: st
         command.agent(["join", URL, name, value])
 
 
+def test_a_code_replaces_a_damaged_registration_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enrolled, said = MagicMock(), []
+    monkeypatch.setattr(keys, "enrol", enrolled)
+    monkeypatch.setattr(commands, "Agent", MagicMock())
+    options = commands.AgentOptions(URL, codes.Code(bytes(10), bytes(10)).text, "cpu", "b")
+    folder = keys.folder_of(tmp_path / "agent", URL)
+    folder.mkdir(parents=True)
+    (folder / "registration.json").write_text("{")
+    with pytest.raises(UserError, match="damaged registration"):
+        commands.join(tmp_path, replace(options, code=""), said.append)
+    keys.also(folder, keys.Registration(URL, "a", "cpu", True), [])
+    with pytest.raises(UserError, match="cannot use the key"):
+        commands.join(tmp_path, replace(options, code=""), said.append)
+    commands.join(tmp_path, options, said.append)
+    assert enrolled.call_count == 1
+    monkeypatch.setattr(keys.Registration, "link", MagicMock())
+    commands.join(tmp_path, options, said.append)
+    assert said[1:] == ["registered already, as a: --code, --name and --ca are for a new registration"]
+    assert enrolled.call_count == 1
+
+
 def test_a_machine_without_a_name_says_so(tmp_path: Path) -> None:
     options = commands.AgentOptions(URL, "code", "cpu", name="\N{CJK UNIFIED IDEOGRAPH-677F}")
     with pytest.raises(UserError, match="no letter of A-Z and no digit is in this machine's name in --name"):

@@ -80,9 +80,17 @@ def join(state_dir: Path, options: AgentOptions, say: Say) -> int:
     folder = keys.folder_of(_root(state_dir), options.url)
     if agent := running(folder / RUNNING):
         raise UserError(f"an agent is already running (pid {agent['pid']})", fix="zo-sweeps agent leave")
-    registration = keys.read(folder)
+    try:
+        if registration := keys.read(folder):
+            registration.link(folder).close()
+    except UserError:  # damaged
+        if not options.code:
+            raise
+        registration = None
     if registration is None and not options.code:
         raise UserError(f"this machine is not registered with {options.url}", fix=keys.AGAIN)
+    if registration and (options.code or options.name or options.authorities):
+        say(f"registered already, as {registration.name}: --code, --name and --ca are for a new registration")
     options, device, lent = _checked(options, registration)
     if registration is None:
         name = sanitised(options.name or socket.gethostname())
