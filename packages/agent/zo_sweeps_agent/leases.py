@@ -113,7 +113,7 @@ class Lease:
         why: why it is over.
         blameless: its end counts towards no bound on losses.
         bytes: of its events, in UTF-8.
-        down, up: bytes of bodies sent to the board, and received from it.
+        down, up: bytes of bodies sent to the board, before compression, and received from it.
         profile: the agent's device profile when the lease was made.
         online: whether the agent was heard of lately.
     """

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from zo_sweeps.methods.registry import absent
@@ -16,6 +18,7 @@ from zo_sweeps_agent.known_answers import Challenge, MachineAnswers
 from zo_sweeps_agent.protocol import KnownPrograms
 
 COUNT = 4  # of which a joining board gets one
+AGAIN_SECONDS = 60.0
 ANSWERS, PROGRAMS = "answers", "programs"  # kinds: for boards with torch, and for those with the light client
 Known = tuple[Challenge | KnownPrograms, MachineAnswers]
 # kind -> what computes the questions: it prints as many [challenge, answers] as its argument says, or {"error": line}
@@ -38,11 +41,14 @@ class Challenges:
         self._module, self._shape = KINDS[kind]
         self._log, self._known = log, list(known)
         self._task: asyncio.Task[None] | None = None
+        self._began = -math.inf
         self._why = "still computing"
 
     def start(self) -> None:
-        """Compute questions, once; returns at once."""
-        if not self._known and self._task is None:
+        """Compute questions, once; where that failed, again after AGAIN_SECONDS. Returns at once."""
+        now, waits = time.monotonic(), self._task is None or self._task.done()
+        if not self._known and waits and now - self._began >= AGAIN_SECONDS:
+            self._began, self._why = now, "still computing"
             self._task = asyncio.create_task(self._compute())
 
     def stop(self) -> None:

@@ -76,10 +76,12 @@ class _File(web.FileResponse):
     def __init__(self, path: Path, note: Callable[..., Awaitable[None]]) -> None:
         super().__init__(path, chunk_size=1 << 18)
         self._note = note
+        # Else asyncio's sendfile sends it, which over TLS goes on when the connection has been cut, and counts nothing.
+        self.enable_compression(web.ContentCoding.identity)
 
     async def prepare(self, request: web.BaseRequest) -> Any:
         await self._note(True)
         try:
             return await super().prepare(request)
         finally:
-            await self._note(False, self.content_length or 0)
+            await self._note(False, min(self.content_length or 0, request.writer.output_size))

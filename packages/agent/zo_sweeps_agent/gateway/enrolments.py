@@ -41,7 +41,7 @@ class Enrolments:
 
     async def _enrol(self, request: web.Request) -> web.Response:
         address = request.remote or ""
-        if wait := self._wrong.wait(address, 0.0):
+        if wait := self._wrong.wait(address, take=False):
             raise ProblemError(429, "too many wrong codes from this address", retry=wait)
         asked = await body_of(request, Enrolment, limits.STRANGER_BYTES)
         name, device = asked.name, asked.device

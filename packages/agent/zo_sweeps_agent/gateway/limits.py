@@ -32,13 +32,13 @@ class Buckets:
         self._rate, self._burst, self._most = rate, burst, most
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def wait(self, key: str, cost: float = 1.0) -> float:
-        """Take `cost` tokens and return 0; or, when there are too few, take none and return the seconds until then."""
+    def wait(self, key: str, *, take: bool = True) -> float:
+        """Take a token, unless it is only asked for, and return 0; where there is none, the seconds until then."""
         now = time.monotonic()
         level, seen = self._levels.pop(key, (self._burst, now))
         level = min(self._burst, level + (now - seen) * self._rate)
-        enough = level >= cost
-        self._levels[key] = (level - cost if enough else level, now)
+        enough = level >= 1.0
+        self._levels[key] = (level - 1.0 if enough and take else level, now)
         if len(self._levels) > self._most:
             self._levels.popitem(last=False)
-        return 0.0 if enough else (cost - level) / self._rate
+        return 0.0 if enough else (1.0 - level) / self._rate
