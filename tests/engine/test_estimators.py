@@ -222,6 +222,19 @@ def test_the_bound_of_coefficients_holds_whatever_the_losses_are_and_is_the_leas
     assert largest == pytest.approx(estimator.bound, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", contract.names("estimator"))
+def test_an_estimator_says_how_the_coefficients_of_a_step_depend_on_each_other(name: str) -> None:
+    estimator = contract.member("estimator", name, **contract.queries(name, 4))
+    bound = estimator.bind(D)
+    points = bound.points(3, 1)
+    losses = [math.sin(place + 1) for place in range(len(points))]
+    coefs = bound.combine(points, losses).coefs[: bound.budget]
+    own = [place for place, point in enumerate(points) if point.key.query == 0 or not point.scale]
+    alone = bound.combine([points[place] for place in own], [losses[place] for place in own])
+    assert estimator.compares == (alone.coefs[0] != coefs[0])
+    assert estimator.centred == (abs(sum(coefs)) < 1e-9 * max(map(abs, coefs)))
+
+
 def digest(module: nn.Module) -> str:
     return hashlib.blake2b(flat(module).detach().numpy().tobytes()).hexdigest()
 

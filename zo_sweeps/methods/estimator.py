@@ -22,6 +22,8 @@ class Estimator(Definition):
     curvature: ClassVar[float | None] = 0.0  # c of g_i = z_i . grad f + c eps z_i H z_i on a quadratic f; None: neither
     gives: ClassVar[str] = ""  # what q further coefficients are, after those of the q directions; "": there are none
     owns_rows: ClassVar[bool] = False  # each direction has a minibatch of its own: q of them in a step
+    compares: ClassVar[bool] = False  # a direction's g_i depends on the points of the others, too
+    centred: ClassVar[bool] = False  # the g_i of a step add up to 0, whatever the losses are
     coordinates: ClassVar[bool] = False  # runs through the coordinates; its perturbation must do so too
 
     @property

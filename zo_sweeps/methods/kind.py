@@ -13,6 +13,7 @@ from zo_sweeps.methods.definition import Definition
 from zo_sweeps.methods.precision import Precision
 
 if TYPE_CHECKING:
+    from zo_sweeps.methods.estimator import Estimator
     from zo_sweeps.methods.trial_config import TrialConfig
 
 PARTS = 8  # of a minibatch's rows, and of its logits, in a layerwise step
@@ -82,8 +83,12 @@ class Kind(Definition):
 
     @property
     def batches(self) -> int:
-        """Minibatches at which f is evaluated at each point of a step."""
+        """Minibatches of a step of backpropagation."""
         return 1
+
+    def forwards(self, points: int, estimator: Estimator) -> int:
+        """Return the forwards of a minibatch per step with so many points at which f is evaluated."""
+        return points
 
     @property
     def copies(self) -> int:

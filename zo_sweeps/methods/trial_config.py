@@ -186,7 +186,7 @@ class TrialConfig:
         if kind.backpropagates:
             return (3 + kind.recomputes) * max(kind.answers, 1) * kind.batches
         points = self.estimator.evaluations(max(trainable, 1)) + self.perturbation.evaluations(self.estimator)
-        return (points + self.update.evaluations) * kind.batches
+        return kind.forwards(points + self.update.evaluations, self.estimator)
 
     def shared_blocks(self, arch: Arch) -> int:
         """Count the blocks whose forward the points of a step share: they run once per minibatch.

@@ -42,6 +42,7 @@ class Update(Definition):
     draws_again: ClassVar[bool] = False  # directions of earlier steps, from their addresses alone
     needs_factors: ClassVar[bool] = False  # of a matrix's directions: a perturbation that keeps one of them
     reads_coefs: ClassVar[bool] = False  # of the step's directions, not their sum alone
+    divides_by_mean: ClassVar[bool] = False  # of the coefficients: not of those that add up to 0
     trains_halves: ClassVar[bool] = False  # its `optimizer` computes in fp32 where the weights are in half precision
     has_kernels: ClassVar[bool] = False  # of a library: tried on a device before it is planned there
     portable: ClassVar[bool] = True  # its values have the same bits on every device
@@ -54,6 +55,11 @@ class Update(Definition):
     def rounds_randomly(self) -> bool:
         """Whether weights in half precision are rounded so that the mean of their updates is the one that was meant."""
         return False
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a step depends on earlier ones by more than theta."""
+        return type(self).init is not Update.init
 
     @property
     def steps_fused(self) -> bool:

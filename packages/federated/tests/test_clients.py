@@ -103,6 +103,14 @@ def test_one_client_is_the_run_of_one_process_bit_for_bit(estimator: Estimator, 
     assert digest(space.params) == digest(local.space.params)
 
 
+@pytest.mark.parametrize("estimator", [RGE(2, EPS), RGEOneSided(2, EPS)], ids=["two-sided", "one-sided"])
+@pytest.mark.parametrize("protocol", [DECOMFL, FEDKSEED], ids=["shared", "own"])
+def test_clients_forward_as_often_as_planned(protocol: Federated, estimator: Estimator) -> None:
+    local, _ = made(protocol, estimator)
+    points = [local.points(1, place) for place in range(protocol.present)]
+    assert protocol.forwards(estimator.evaluations(1), estimator) == sum(map(len, points))
+
+
 @pytest.mark.parametrize("protocol", [DECOMFL, FEDKSEED], ids=["shared", "own"])
 def test_a_round_is_what_its_definition_says(protocol: Federated) -> None:
     """Against plain tensors: theta is set to each point, and moved, by the definition, in each client's own copy."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from zo_sweeps.core.trial import SharedSteps
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.estimator import ClippedDirections
+from zo_sweeps.methods.estimator import ClippedDirections, Estimator
 from zo_sweeps.methods.evaluation import Restore
 from zo_sweeps.methods.kinds.zo import ZerothOrder
 from zo_sweeps.methods.perturbation import Reads
@@ -93,7 +93,10 @@ class Federated(OfClients, ZerothOrder):
             )
         if estimator.curvature is None or estimator.gives or estimator.owns_rows or estimator.coordinates:
             yield f"{what} averages coefficients, which estimator={estimator.name} has no mean of; use estimator=rge"
-        if update.state_copies or update.evaluations or update.draws_again:
+        elif self.own_directions and estimator.compares:
+            one = "method.own_directions gives a client one direction"
+            yield f"{one}, and estimator={estimator.name} compares the points of several: use estimator=rge"
+        if update.keeps_state or update.evaluations:
             yield f"{what} takes local steps without a state: use update=sgd, not {update.name}"
         perturbation, reads = config.perturbation, config.perturbation.reads
         if reads is Reads.LOG and perturbation.steady != self.local_steps:
@@ -128,9 +131,10 @@ class Federated(OfClients, ZerothOrder):
     def shared_steps(self) -> SharedSteps:
         return SharedSteps(0, clients=self.clients, rows=self.rows)
 
-    @property
-    def batches(self) -> int:
-        return 1 if self.own_directions else self.present
+    def forwards(self, points: int, estimator: Estimator) -> int:
+        if self.own_directions:  # each client evaluates theta, where it is a point, and its own direction's
+            return points + estimator.at_theta * (self.present - 1)
+        return points * self.present
 
     @property
     def copies(self) -> int:

@@ -23,6 +23,7 @@ class Population(RandomDirections):
     """An estimator whose points are theta + eps z_i, and whose g_i come from comparing their losses."""
 
     curvature: ClassVar[float | None] = 0.5
+    compares: ClassVar[bool] = True
 
     q: int = option(8, "query budget: directions per step, one point each", least=2)
 

@@ -36,6 +36,7 @@ class ES(TwoSided):
     """
 
     curvature: ClassVar[None] = None
+    compares: ClassVar[bool] = True
 
     q: int = option(8, "query budget: directions per step, two points each", least=1)
     shape: Literal["zscore", "centered_ranks"] = option("zscore", "how a step's losses are scaled")

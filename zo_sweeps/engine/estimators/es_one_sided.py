@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
+from typing import ClassVar
 
 from zo_sweeps.engine.estimators._population import Population
 from zo_sweeps.engine.estimators.es import zscores
@@ -20,6 +21,8 @@ class ESOneSided(Population):
     al., Evolution strategies at scale: LLM fine-tuning beyond reinforcement learning, 2025: N = 30, sigma = 1e-3 (eps),
     alpha = 5e-4, which is lr here (its update has no 1 / sigma).
     """
+
+    centred: ClassVar[bool] = True
 
     q: int = option(30, "query budget: directions per step, one point each", least=2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from zo_sweeps.engine.estimators._population import deviation
 from zo_sweeps.engine.estimators.rge_one_sided import RGEOneSided
@@ -24,6 +25,8 @@ class FZOO(RGEOneSided):
     language models towards Adam-scale speed, 2025, with the population deviation and the quotient of its released code
     (d4f8a8b); the paper divides by eps too, so its lr is eps times this one. Directions there are Rademacher's.
     """
+
+    compares: ClassVar[bool] = True
 
     q: int = option(8, "query budget: directions per step", least=2)
 

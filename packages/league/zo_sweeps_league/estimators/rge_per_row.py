@@ -24,6 +24,7 @@ class RGEPerRow(TwoSided):
     """
 
     owns_rows: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     q: int = option(16, "directions per step, each with a minibatch of its own", least=2)
 

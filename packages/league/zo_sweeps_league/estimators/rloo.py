@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from zo_sweeps.engine.estimators._population import Population
 
@@ -18,6 +19,8 @@ class RLOO(Population):
 
     Cost: q forwards of the batch. Source: the REINFORCE leave-one-out estimator, as LOREN (Seung et al., 2025) has it.
     """
+
+    centred: ClassVar[bool] = True
 
     def shaped(self, losses: Sequence[float]) -> Sequence[float]:
         mean, others = sum(losses) / len(losses), len(losses) - 1
