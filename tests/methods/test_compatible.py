@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.families import describe
 from zo_sweeps.plan.compatible import incompatible, is_corrected
+from zo_sweeps_league.perturbations.small_weights import SmallWeights
 
 pytestmark = pytest.mark.unit
 
@@ -43,6 +45,31 @@ def test_momentum_in_factors_is_of_directions_that_keep_one_of_n01(name: str) ->
     why = [one for one in incompatible(config) if "low_rank_momentum" in one]
     refused = "update=low_rank_momentum is of one direction in factors: perturbation=low_rank or tezo, estimator.q=1"
     assert why == ([] if config.perturbation.keeps_factor else [refused])
+
+
+@pytest.mark.parametrize("name", ["rge", "rloo", "es_one_sided"])
+def test_no_update_divides_by_a_mean_that_is_0(name: str) -> None:
+    config = replace(config_of("meazo"), estimator=contract.estimator(name))
+    why = [one for one in incompatible(config) if "update=meazo" in one]
+    what = f"update=meazo divides by the mean of a step's coefficients, and those of estimator={name} add up to 0"
+    assert why == ([f"{what}; use update=sgd"] if config.estimator.centred else [])
+
+
+@pytest.mark.parametrize(
+    ("space", "noise", "refused"),
+    [
+        ("lora_fa", SmallWeights(), True),
+        ("lora_fa", SmallWeights(sparsity=0.0), False),
+        ("lora_fa", SmallWeights(threshold="current"), False),
+        ("full", SmallWeights(), False),
+    ],
+)
+def test_no_mask_is_of_the_first_size_of_entries_that_begin_at_0(
+    space: str, noise: SmallWeights, refused: bool
+) -> None:
+    config = replace(config_of("sparse_mezo", space=space), perturbation=noise)
+    why = "matrices of space=lora_fa begin at 0, and perturbation=small_weights moves what is small before step 1"
+    assert incompatible(config) == ([f"{why}; use perturbation.threshold=current"] if refused else [])
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,9 @@ def test_an_estimator_through_the_coordinates_has_a_perturbation_that_goes_with_
 def test_an_updates_state_is_as_large_as_planned(name: str) -> None:
     update = contract.member("update", name)
     params = dict(Parts().half().named_parameters())
-    tensors = held(update.init(params))
+    state = update.init(params)
+    tensors = held(state)
+    assert update.keeps_state == bool(state)
     assert all(tensor.is_floating_point() for tensor in tensors)
     assert sum(tensor.nbytes for tensor in tensors) == update.state_copies * update.state_bits / 8 * D
 
@@ -221,6 +223,8 @@ def test_the_models_own_weights_have_moved_exactly_where_a_space_says_so(name: s
     model = tiny_model()
     before = digest(model.module.parameters())
     space = install(name, model)
+    zeros = [key for key, param in space.params.items() if param.dim() == 2 and not param.any()]
+    assert contract.kind("space", name).has_zeros == bool(zeros)
     nudge(space)
     space.uninstall()
     assert (digest(model.module.parameters()) != before) == contract.kind("space", name).moves_base

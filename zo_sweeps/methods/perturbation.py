@@ -71,6 +71,11 @@ class Perturbation(Definition):
         """Return the steps, counted from the first, after which its state changes what it draws."""
         return 1
 
+    @property
+    def no_zeros(self) -> str:
+        """Why it does not go with matrices that begin at 0, and the fix; "" if it does."""
+        return ""
+
     def evaluations(self, estimator: Estimator) -> int:
         """Return the points per step at which it evaluates f itself, besides the estimator's."""
         return 0

@@ -131,6 +131,7 @@ class Space(Definition):
     theta: ClassVar[Theta] = Theta.FLOATS  # others: that part of weights that are stored as codes
     adapter: ClassVar[AdapterFormat | None] = None  # peft's format for it, if there is one
     starts_at_model: ClassVar[bool] = True  # installed, it changes no output before the first step
+    has_zeros: ClassVar[bool] = False  # matrices whose entries are all 0 before the first step
     starts_computed: ClassVar[bool] = False  # at sums over the weights, whose last bits differ between kinds of CPU
     multiplies_others: ClassVar[bool] = False  # multiplies the frozen weights by more than the rows of the batch
 
@@ -234,6 +235,7 @@ class LayerSpace(Space):
 class LowRankSpace(LayerSpace):
     """Factors A [r, in] and B [out, r] per target layer, whose product is multiplied by alpha / r."""
 
+    has_zeros: ClassVar[bool] = True
     adapter: ClassVar[AdapterFormat | None] = AdapterFormat("LORA", {"A": "lora_A.weight", "B": "lora_B.weight"})
 
     rank: int = option(16, "r of the factors", least=1)

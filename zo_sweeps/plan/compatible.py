@@ -109,6 +109,12 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             f"update={config.update.name} draws directions of earlier steps again, and those of "
             f"perturbation={perturbation.name} depend on {perturbation.reads.value}; use another update"
         )
+    if config.update.divides_by_mean and estimator.centred:
+        what = f"update={config.update.name} divides by the mean of a step's coefficients"
+        yield f"{what}, and those of estimator={estimator.name} add up to 0; use update=sgd"
+    if perturbation.no_zeros and space.has_zeros:
+        what = f"matrices of space={space.name} begin at 0"
+        yield f"{what}, and perturbation={perturbation.name} {perturbation.no_zeros}"
     if config.evaluation.restore is Restore.IN_PLACE and perturbation.reads in (Reads.WEIGHTS, Reads.DATA):
         yield f"evaluation.restore=in_place moves the weights that perturbation={perturbation.name} reads; use exact"
     if perturbation.reads is Reads.DATA:

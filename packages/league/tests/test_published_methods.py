@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -263,6 +264,11 @@ def test_sparse_mezo_moves_the_small_weights_as_they_are_now(threshold: Any) -> 
         assert torch.equal(moved, before.abs() <= now)
         seen.append(moved)
     assert not torch.equal(seen[0], seen[-1]), "the mask is of today's weights"
+    with torch.no_grad():
+        W.zero_()
+    refused = pytest.raises(UserError, match=r"^layers\.0\.W begins at 0, .*; use perturbation\.threshold=current$")
+    with refused if threshold == "initial" else contextlib.nullcontext():
+        method.init(space.params)
 
 
 def test_subzero_lies_between_orthonormal_bases_that_last_for_the_window() -> None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.later import Tensor, noise, torch
 from zo_sweeps.methods.definition import bound, option
 from zo_sweeps.methods.perturbation import Params, Perturbation, Reads, State
@@ -17,7 +18,8 @@ class SmallWeights(Perturbation):
     """z_j = g_j [|theta_j| <= h], g_j of N(0, 1), in a matrix; N(0, 1) in any other shape.
 
     h is the ceil((1 - sparsity) numel)-th smallest |theta_j| of the matrix: of the weights before step 1, as in the
-    paper, or of those at each step (`threshold`). The mask itself is of theta at the step. sparsity 0: MeZO.
+    paper, or of those at each step (`threshold`). The mask itself is of theta at the step. sparsity 0: MeZO. Raises
+    UserError for a matrix with h = 0 before step 1, as B of LoRA: no entry that has moved would move again.
 
     E[z z^T] is the mask; the estimate's mean is the gradient where it is 1. The mask is computed again wherever it is
     needed: no memory, and a replay needs the weights of each step, which it has. Cost: MeZO's, and one comparison per
@@ -32,8 +34,17 @@ class SmallWeights(Perturbation):
     params: Params | None = bound()
     limits: State | None = bound()
 
+    @property
+    def no_zeros(self) -> str:
+        if self.threshold == "current" or not self.sparsity:
+            return ""
+        return "moves what is small before step 1; use perturbation.threshold=current"
+
     def init(self, params: Params) -> State:
-        return self._limits(params) if self.threshold == "initial" else {}
+        limits = self._limits(params) if self.threshold == "initial" else {}
+        if zeros := [name for name, limit in limits.items() if not limit]:
+            raise UserError(f"{zeros[0]} begins at 0, and perturbation={self.name} {self.no_zeros}")
+        return limits
 
     def at(self, params: Params, state: State, step: int) -> SmallWeights:
         return replace(self, params=params, limits=state or self._limits(params))

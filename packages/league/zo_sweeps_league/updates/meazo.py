@@ -28,6 +28,7 @@ class MEAZO(RoundedUpdate):
     """
 
     reads_coefs: ClassVar[bool] = True
+    divides_by_mean: ClassVar[bool] = True
 
     beta: float = option(0.99, "decay of the mean square of the coefficients", least=0, below=1)
     eps: float = option(1e-8, "added to the root", above=0)
