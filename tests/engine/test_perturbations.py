@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,6 +50,13 @@ def test_a_parameters_part_has_its_shape_and_is_new_each_time(perturbation: Pert
         before = z.clone()
         z.mul_(3.0).add_(1.0)
         assert torch.equal(perturbation.sample(key, name, shape, CPU), before)
+
+
+def test_a_number_is_a_parameter_too(perturbation: Perturbation) -> None:
+    layout = Layout({"scale": torch.Size([]), "W": torch.Size([3, 4])}, q=2)
+    released = contract.known("perturbation", perturbation.name, {"released": True})
+    for one in (perturbation, replace(perturbation, **released)):
+        assert direction(begun(one, layout), NoiseKey(1, 51, 1), layout).shape == (13,)
 
 
 def test_order_and_history_do_not_matter(perturbation: Perturbation) -> None:

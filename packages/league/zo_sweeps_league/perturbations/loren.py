@@ -49,7 +49,7 @@ class LOREN(Perturbation):
         return replace(self, a=None, eps=layout.eps)
 
     def init(self, params: Params) -> State:
-        having = {name: param for name, param in params.items() if self.released or param.dim() == 2}
+        having = {name: param for name, param in params.items() if self._has_a(param.shape)}
         return {"a": {name: self._start(name, param.shape, param.device) for name, param in having.items()}}
 
     def at(self, params: Params, state: State, step: int) -> LOREN:
@@ -76,7 +76,7 @@ class LOREN(Perturbation):
 
     def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         z = noise.gaussian(key, name, shape, device)
-        if len(shape) != 2 and not self.released:
+        if not self._has_a(shape):
             return z
         a = self._start(name, shape, device) if self.a is None else self.a[name]
         if self.released:
@@ -87,6 +87,9 @@ class LOREN(Perturbation):
         # (damping I + a a^T)^-1/2 is 1 / sqrt(damping) across a, and 1 / sqrt(damping + ||a||^2) along it.
         shrink = (1 - (self.damping / (self.damping + length)).sqrt()) / length
         return z.addr_(z @ a, a * -shrink).mul_(self.damping**-0.5)
+
+    def _has_a(self, shape: torch.Size) -> bool:
+        return len(shape) == 2 or (self.released and len(shape) > 0)
 
     def _start(self, name: str, shape: torch.Size, device: torch.device) -> Tensor:
         a = noise.gaussian(NoiseKey(0, 0, 0), f"{name}/{START}", torch.Size((shape[-1],)), device)

@@ -24,6 +24,7 @@ class Signs(Perturbation):
         z = noise.gaussian(key._replace(query=0), name, shape, device)
         for dim in range(len(shape)) if len(shape) == 2 else [-1]:
             sizes = [1] * len(shape)
-            sizes[dim] = shape[dim]
+            if shape:
+                sizes[dim] = shape[dim]
             z.mul_(noise.signs(key, f"{name}/sign{dim}", torch.Size(sizes), device))
         return z
