@@ -77,6 +77,20 @@ def test_rows_of_a_folder_are_offered_and_so_is_what_the_command_line_names(page
     assert "llama2_7b" in there.models
 
 
+def test_a_method_that_inherits_its_kind_is_offered_and_a_malformed_file_is_refused(page: Page, tmp_path: Path) -> None:
+    own = replace(page, config_dirs=(str(tmp_path / "my"),))
+    for group, text in (
+        ("method", "# @package _global_\ndefaults: [mezo]\nmethod: {name: mine}\n"),
+        ("task", "name: rows\n"),
+    ):
+        (tmp_path / "my" / group).mkdir(parents=True)
+        (tmp_path / "my" / group / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"task\.display is missing in .*my/task/mine\.yaml"):
+        runs.offered(own)
+    (tmp_path / "my" / "task" / "mine.yaml").unlink()
+    assert "mine" in runs.offered(own).methods
+
+
 def test_defaults_are_the_methods_or_the_leagues_for_its_model(page: Page) -> None:
     usual = runs.defaults(page, "demo", "demo_remarks", "prge")
     assert (usual.lr, usual.q, usual.prompt) == (0.1, 4, "mezo"), "the league's third rate"
@@ -109,7 +123,7 @@ def test_what_the_command_line_sets_is_left_to_it(page: Page) -> None:
 
 def test_equal_choices_share_a_folder_and_others_do_not(prepared: Run) -> None:
     page = Page(prepared.folder.parent)
-    assert runs.prepare(page, Choice(lr=0.1, q=2, steps=40)).folder == prepared.folder
+    assert runs.prepare(page, Choice(lr="1e-1", q=2, steps=40)).folder == prepared.folder
     others = [Choice(lr=0.2, q=2, steps=40), Choice(lr=0.1, q=2, steps=40, seed=1)]
     assert len({prepared.folder, *(runs.prepare(page, other).folder for other in others)}) == 3
 

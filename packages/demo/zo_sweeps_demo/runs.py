@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import kill
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -22,11 +22,11 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import Event
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
+from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.metric import Metric, Of
-from zo_sweeps.methods.parts import ModelSource
+from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.registry import member, names
-from zo_sweeps.methods.task import CHAT
-from zo_sweeps.methods.task_kind import TaskKind
+from zo_sweeps.methods.task import CHAT, Task
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.identity import cached_folder, fetched
 from zo_sweeps.record.journal import JournalStore, last_step, outcome, read_events, trail
@@ -41,6 +41,7 @@ LOG = "page.log"  # what a run's process prints
 ADAPTER, MERGED = "adapter", "merged"  # folders of exported weights
 EXAMPLES = 16  # per step, shared by its directions
 EVALUATIONS = 10  # on dev, of a run
+Part = TypeVar("Part", Model, Task)
 _lock = threading.RLock()  # Hydra's state is one per process, and each visitor of the page has a thread
 
 
@@ -92,7 +93,7 @@ class Choice:
             "task": self.task,
             "prompt": self.prompt,
             "method": self.method,
-            "update.lr": self.lr,
+            "update.lr": _number(self.lr),
             "estimator.q": self.q,
             "train.batch": max(1, EXAMPLES // (self.q or 1)),
             "train.steps": self.steps,
@@ -102,6 +103,14 @@ class Choice:
         }
         own = [f"{key}={value}" for key, value in chosen.items() if value is not None and key not in page.given]
         return [GRID, *own, *page.overrides, "executor=inline"]
+
+
+def _number(typed: float | str | None) -> float | str | None:
+    """Return the number that a text is, however it is spelled; anything else as it is, which the plan refuses."""
+    try:
+        return float(typed or "")
+    except ValueError:
+        return typed
 
 
 @dataclass(frozen=True)
@@ -120,23 +129,24 @@ def offered(page: Page) -> Offered:
     """
     with _lock:
         composer = page.composer()
-        files = {group: _files(composer, group) for group in ("model", "task", "method")}
-        read = {group: {name: composer.option(group, name) for name in files[group]} for group in files}
+        read_models = {name: _part(composer, name, Model) for name in _files(composer, "model")}
+        read_tasks = {name: _part(composer, name, Task) for name in _files(composer, "task")}
+        files = _files(composer, "method")
+        kinds = {name: _kind(composer, name) for name in files}
     given, rows = page.given, Path(page.given.get("data.dir", "")).expanduser()
-    models = {name: str(one["display"]) for name, one in read["model"].items() if _is_here(one)}
+    models = {name: one.display or name for name, one in read_models.items() if _is_here(one)}
     tasks = {
-        name: str(one["display"])
-        for name, one in read["task"].items()
-        if one.get("source") or ("data.dir" in given and (rows / (one.get("local") or name)).is_dir())
+        name: one.display
+        for name, one in read_tasks.items()
+        if one.source or ("data.dir" in given and (rows / (one.local or name)).is_dir())
     }
     # A kind of a package that is not installed trains nothing here.
-    kinds = {name: str(one["method"]["kind"]) for name, one in read["method"].items()}
     methods = {
-        name: _comment(files["method"][name])
+        name: _comment(files[name])
         for name, kind in kinds.items()
         if kind in names("kind") and getattr(member("kind", kind), "estimates", False)
     }
-    named = {group: {given[group]: ""} if group in given else {} for group in read}
+    named = {group: {given[group]: ""} if group in given else {} for group in ("model", "task", "method")}
     return Offered({**models, **named["model"]}, {**tasks, **named["task"]}, {**methods, **named["method"]})
 
 
@@ -144,11 +154,26 @@ def _files(composer: Composer, group: str) -> dict[str, Path]:
     return {file.stem: file for folder in composer.folders for file in sorted((folder / group).glob("*.yaml"))}
 
 
-def _is_here(model: Mapping[str, Any]) -> bool:
+def _part(composer: Composer, name: str, part: type[Part]) -> Part:
+    """Return a model or a task by name. Raises UserError for a malformed file."""
+    group = part.__name__.lower()
+    tree = composer.option(group, name)
+    if "defaults" in tree:  # it inherits; composing takes a tenth of a second
+        tree = composer.trial_part({group: name})[group]
+    return read(part, tree, group, composer.locate({group: name}))
+
+
+def _kind(composer: Composer, method: str) -> str:
+    """Return the name of a method's kind, which its file may inherit."""
+    own = composer.option("method", method).get("method", {}).get("kind")
+    return str(own or composer.trial_part({"method": method})["method"]["kind"])
+
+
+def _is_here(model: Model) -> bool:
     """Return whether a model ships with the package, or was downloaded."""
-    if model["source"] != ModelSource.HUB:
-        return bool(model["source"] == ModelSource.DEMO)
-    return fetched(model) is not None or cached_folder(model["path"], model["revision"] or "main") is not None
+    if model.source is not ModelSource.HUB:
+        return model.source is ModelSource.DEMO
+    return fetched(vars(model)) is not None or cached_folder(model.path or "", model.revision or "main") is not None
 
 
 def _comment(file: Path) -> str:
@@ -178,13 +203,14 @@ def defaults(page: Page, model: str, task: str, method: str) -> Defaults:
     """
     with _lock:
         composer = page.composer(*([] if "model" in page.given else [f"model={model}"]))
-        league, of_task = composer.option("grid", "league"), composer.option("task", task)
+        league, rewarded = composer.option("grid", "league"), _rewarded(_part(composer, task, Task))
+        own = read(Model, composer.trial["model"], "model", composer.locate({"model": model}))
         rates = [one["fixed"]["update"]["lr"] for one in league["blocks"].values() if _trains(one["fixed"], method)]
         lr = composer.option_of({"method": method}, "update.lr")
         q = composer.option_of({"method": method}, "estimator.q")
-        if rates and league["fixed"]["model"] == composer.trial["model"]["name"]:
+        if rates and league["fixed"]["model"] == own.name:
             lr = float(f"{3 * rates[0]:.1g}")  # the third of the four that it compares
-        chats = _rewarded(of_task) and composer.trial["model"]["source"] == ModelSource.HUB
+        chats = rewarded and own.source is ModelSource.HUB
     return Defaults(lr, q, CHAT if chats else composer.trial["prompt"]["name"])
 
 
@@ -192,8 +218,8 @@ def _trains(fixed: Mapping[str, Any], method: str) -> bool:
     return bool(fixed["method"] == method and "update" in fixed)
 
 
-def _rewarded(task: Mapping[str, Any]) -> bool:
-    return TaskKind.read(task["kind"], "kind").predicts is Of.REWARDS
+def _rewarded(task: Task) -> bool:
+    return task.kind.predicts is Of.REWARDS
 
 
 @dataclass(frozen=True)
@@ -223,7 +249,7 @@ class Run:
 def prepare(page: Page, choice: Choice) -> Run:
     """Compose and plan a choice. Raises UserError, in the words of the command line, if it cannot run here."""
     with _lock:
-        rewarded = _rewarded(page.composer().option("task", page.given.get("task", choice.task)))
+        rewarded = _rewarded(_part(page.composer(), page.given.get("task", choice.task), Task))
         objective = {"train.objective": "reward", "train.select": "metric"} if rewarded else {}
         words = choice.overrides(page, objective)
         folder = page.state_dir / fingerprint([words, page.config_dirs])
