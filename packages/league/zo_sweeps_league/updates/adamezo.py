@@ -20,10 +20,10 @@ class AdaMeZO(RoundedUpdate):
 
         m = sum_{k < h} beta1^k ghat_{t-k},  v = sum_{k < h} beta2^k ghat_{t-k}^2
 
-    The first h - 1 steps, before there are h estimates, are SGD's: theta - lr * ghat. No factors 1 - beta and no bias
-    correction, as released (4412153). State: the terms of h estimates, scalars: no memory per parameter. Cost: h q
-    noise passes. Source: AdaMeZO: Adam-style zeroth-order optimizer for LLM fine-tuning without maintaining the
-    moments, 2025.
+    The first h - 1 steps, before there are h estimates, are SGD's: theta - lr * ghat; in the release (4412153) h + 1
+    steps are, and all of them with h = 1. No factors 1 - beta and no bias correction, as released. State: the terms of
+    h estimates, scalars: no memory per parameter. Cost: h q noise passes. Source: AdaMeZO: Adam-style zeroth-order
+    optimizer for LLM fine-tuning without maintaining the moments, 2025.
     """
 
     numerics: ClassVar[int] = 2
