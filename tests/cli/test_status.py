@@ -137,16 +137,19 @@ def test_a_device_without_a_profile_is_refused_when_the_grid_is_planned(tmp_path
     assert "unknown device 'jetson-tx9'" in problem(tmp_path, TINY, "device.name=jetson-tx9")
 
 
-def test_a_plan_names_the_rows_whose_generator_has_few_distinct_directions(tmp_path: Path) -> None:
+def test_a_plan_names_the_rows_with_few_distinct_directions_or_a_warm_up_beyond_the_run(tmp_path: Path) -> None:
     zo = {**TINY["blocks"]["zo"], "label": "Pool"}
     pool = {**zo, "fixed": {**zo["fixed"], "method": "pezo_pool", "perturbation": {"k": 4}}}
-    plan = planned(tmp_path, {**TINY, "blocks": {"zo": TINY["blocks"]["zo"], "pool": pool}})
-    assert {plan.every[i].block for i in plan.remarks} == {"pool"}
+    cone = {**zo, "label": "Cone", "fixed": {**zo["fixed"], "method": "conmezo"}}
+    plan = planned(tmp_path, {**TINY, "blocks": {"zo": TINY["blocks"]["zo"], "pool": pool, "cone": cone}})
+    assert {plan.every[i].block for i in plan.remarks} == {"pool", "cone"}
     shown = io.StringIO()
     show_plan(plan_facts(plan), Console(file=shown, width=200), trials=False)
-    (line,) = [line for line in shown.getvalue().splitlines() if "distinct directions" in line]
+    line, warming = [line for line in shown.getvalue().splitlines() if line.startswith("note: ")]
     assert line.startswith("note: theta moves along ")
     assert line.endswith("the generator repeats (2 trials; Pool)")
+    longer = "note: perturbation.warmup=2000 is longer than the run, at whose end the momentum's decay is 0.1, not 0.99"
+    assert warming == f"{longer}: set it to a tenth of the steps (2 trials; Cone)"
 
 
 def test_a_trial_that_its_device_cannot_hold_is_missing_with_the_reason(tmp_path: Path) -> None:

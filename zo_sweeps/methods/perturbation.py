@@ -80,6 +80,10 @@ class Perturbation(Definition):
         """Return the points per step at which it evaluates f itself, besides the estimator's."""
         return 0
 
+    def remarks(self, steps: int) -> list[str]:
+        """Return its remarks for the plan of a run of so many steps."""
+        return []
+
     def init(self, params: Params) -> State:
         """Return the state before the first step."""
         return {}

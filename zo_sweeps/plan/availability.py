@@ -148,6 +148,8 @@ class Places:
             notes += remarks([{"train_rows": rows, "train_rows_short": split.short_of(rows, 0)}])
         if trainable and kind.estimates and (directions := config.perturbation.directions(trainable)) is not None:
             notes += remarks([{"directions": directions}])
+        if kind.estimates:
+            notes += config.perturbation.remarks(config.train.steps)
         notes += remarks([config.departures])
         notes += kind.remarks(config, data.folder)
         if not kind.generates and data.marks:

@@ -39,6 +39,12 @@ class Cone(Whole):
     m: State | None = bound()
     norm: float = bound()
 
+    def remarks(self, steps: int) -> list[str]:
+        if self.warmup <= steps:
+            return []
+        what = f"perturbation.warmup={self.warmup} is longer than the run, at whose end the momentum's decay"
+        return [f"{what} is {self.decay(steps):.2g}, not {self.beta:g}: set it to a tenth of the steps"]
+
     def init(self, params: Params) -> State:
         m = {name: torch.zeros_like(param, dtype=torch.float32) for name, param in params.items()}
         return {"m": m, "norm": 0.0, "t": 0}
