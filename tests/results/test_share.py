@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import os
 import platform
 import shlex
 import shutil
@@ -48,7 +49,7 @@ from zo_sweeps.tasks.data import digest_rows
 pytestmark = [pytest.mark.multiprocess, pytest.mark.filterwarnings("ignore")]
 TRAIN = {"train": {"steps": 6, "eval_every": 2, "batch": 4}}
 GRID = changed(
-    title="Three kinds of trial",
+    title="Three kinds of trial, {model.display}",
     seeds=[0, 1],
     fixed={"prompt": "mezo", "space": {"targets": ["q", "v"]}, "split": {"train": 8, "dev": 8, "test": 12}},
     axes={"task": ["sst2"]},
@@ -83,7 +84,8 @@ class Swept:
                 {"sentence": f"{split} film {i} was {'good' if i % 3 else 'bad'}", "label": i % 2} for i in range(12)
             ]
             (self.data / "sst2" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        self.words = ["model=local", f"model.path={self.model}", f"data.dir={self.data}", "executor=inline", NOWHERE]
+        self.near = os.path.relpath(self.model)
+        self.words = ["model=local", f"model.path={self.near}", f"data.dir={self.data}", "executor=inline", NOWHERE]
         self.frame = DataFrame()
         self.key = folder / "key"
         self.key.write_bytes(
@@ -182,7 +184,7 @@ def test_a_reader_computes_every_trial_again(
 def test_an_archive_has_no_path_and_no_host_and_is_small(swept: Swept) -> None:
     readable = [content for name, content in contents(swept.file).items() if name != "signature.json"]  # base64
     whole = b"\n".join(readable).decode()
-    for private in (str(swept.folder), str(swept.model), platform.node(), "hostname", "traceback"):
+    for private in (str(swept.folder), str(swept.model), swept.near, platform.node(), "hostname", "traceback"):
         assert private not in whole
     assert swept.file.stat().st_size < 30_000
     names = {*contents(swept.file)}
@@ -597,9 +599,10 @@ def test_imported_rows_stand_below_one_s_own_with_whose_they_are(
     shutil.copytree(swept.state, state)
     table = ["table", "+grid=tiny", f"state_dir={state}", "--config-dir", swept.conf]
     _, before = said(capsys, *table)
+    title = "Three kinds of trial, local model (model.path=model)"
     for word in ("imported", "imported before"):
         status, text = said(capsys, "import", swept.file, f"state_dir={state}", "--key", swept.public)
-        assert (status, text.startswith(f"{word}: Three kinds of trial, 7 trials\nby Jane Doe (SHA256:")) == (0, True)
+        assert (status, text.startswith(f"{word}: {title}, 7 trials\nby Jane Doe (SHA256:")) == (0, True)
     assert len([*(state / "imported").iterdir()]) == 1
     _, after = said(capsys, *table)
     own = [line for line in before.splitlines() if line.startswith(("Zero-shot", "FO", "ZO"))]
@@ -724,7 +727,7 @@ def test_a_search_goes_on_from_one_s_own_archive_on_another_machine(
 
     own = ("import", file, *words, f"state_dir={here}", "--own")
     status, text = said(capsys, *own, swept.key)
-    assert (status, "3 trials of Three kinds of trial are new" in text) == (0, True)
+    assert (status, "3 trials of Three kinds of trial, local model (model.path=model) are new" in text) == (0, True)
     assert "0 trials of" in said(capsys, *own, swept.key)[1]
     frame = zo_sweeps.run("tiny", swept.words, here, [conf[1]])
     assert confirming in {*frame["trial_id"]}

@@ -73,14 +73,16 @@ def share(plan: Plan, composer: Composer, path: Path, *, by: str = "", key: Path
     finished = [trial_id for trial_id in plan.every if standing.has_result(trial_id)]
     if not finished:
         raise UserError(f"no trial of {plan.name} has a result in {folder}", fix="run the grid first")
-    files = {PLAN: _json({**_without_paths(stored.dump(beside_written(plan, composer)), plan), "drawn": DRAWN})}
+    data = _without_paths(stored.dump(beside_written(plan, composer)), plan)
+    title = data["grid"]["title"] or plan.name  # it may name the model, by its path
+    files = {PLAN: _json({**data, "drawn": DRAWN})}
     for trial_id in finished:
         log = [_plain(event) for event in store.read(trial_id, ended=True) if event.kind in received.KINDS]
         files[f"journal/{trial_id}.jsonl"] = b"".join(_json(event) + b"\n" for event in log)
     with TemporaryDirectory(prefix="zo_sweeps-") as name:
-        draft = Archive("", plan.name, plan.title, "", "", {**files, TABLES: b"[]"})
+        draft = Archive("", plan.name, title, "", "", {**files, TABLES: b"[]"})
         files[TABLES] = _json(tables_of(unpack(draft, Path(name), composer), composer))
-    return archive.write(path, files, by=by, grid=plan.name, title=plan.title, key=key)
+    return archive.write(path, files, by=by, grid=plan.name, title=title, key=key)
 
 
 def unpack(source: Archive, folder: Path, composer: Composer, members: Sequence[str] = ()) -> Shared:
@@ -171,7 +173,7 @@ def _without_paths(data: dict[str, Any], plan: Plan) -> Any:
     parts["device"] = [{**part, "log": None, "client": None} for part in parts["device"]]
     parts["model"] = [{**part, "path": None} if part["source"] == local else part for part in parts["model"]]
     data["sources"] = {name: {"": files[""]} for name, files in data["sources"].items()}  # files may be others by now
-    paths = sorted((path for path in private if path and path[0] in "/~"), key=len, reverse=True)
+    paths = sorted((path for path in private if path and len(Path(path).parts) > 1), key=len, reverse=True)
     return _replaced(data, paths)
 
 
