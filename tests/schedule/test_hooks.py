@@ -74,7 +74,7 @@ def called(folder: Path, on: OnConfig, *snapshots: Snapshot, status: str = "FINI
     """Run a sweep that has these snapshots; return the lines that its hooks said."""
     said: list[str] = []
     hooks.check(on)
-    with hooks.Hooks(on, "grid", folder, said.append) as made:
+    with hooks.Hooks(on, "grid", folder, said.append, 3) as made:
         for snapshot in snapshots:
             made.update(snapshot)
         made.ended(status, {TrialState.SUCCEEDED: 2})
@@ -88,8 +88,9 @@ def test_a_url_gets_each_event_once_and_in_order_with_its_credentials_in_a_heade
         assert called(tmp_path, OnConfig(done=url, failed=url, first_result=url), *snapshots) == []
     assert [(path, header) for path, header, _ in calls] == [("/T0KEN?x=1", "Basic bWU6cEBzcw==")] * 2
     trial = {"trial_id": "b", "label": "trial b", "state": "DIVERGED"}
-    first = {"event": "first_result", "sweep": "grid", "state": "RUNNING", "counts": {"DIVERGED": 1, "PENDING": 1}}
-    last = {"event": "done", "sweep": "grid", "state": "FINISHED", "counts": {"SUCCEEDED": 2}}
+    counts = {"DIVERGED": 1, "PENDING": 1, "MISSING": 3}
+    first = {"event": "first_result", "sweep": "grid", "state": "RUNNING", "counts": counts}
+    last = {"event": "done", "sweep": "grid", "state": "FINISHED", "counts": {"SUCCEEDED": 2, "MISSING": 3}}
     assert [body for _, _, body in calls] == [{**first, "trial": trial}, last]
 
 
@@ -108,7 +109,7 @@ def test_a_command_gets_the_event_in_its_environment_and_no_shell(tmp_path: Path
         "ZO_TRIAL": "b",
     }
     assert (got["ZO_TRIAL_LABEL"], got["ZO_TRIAL_STATE"]) == ("trial b", "SUCCEEDED")
-    assert json.loads(got["ZO_COUNTS"]) == {"SUCCEEDED": 1, "PENDING": 1}
+    assert json.loads(got["ZO_COUNTS"]) == {"SUCCEEDED": 1, "PENDING": 1, "MISSING": 3}
 
 
 def test_an_error_ends_a_sweep_as_failed_or_killed_but_a_lost_head_is_no_end(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_an_error_ends_a_sweep_as_failed_or_killed_but_a_lost_head_is_no_end(tmp
     with server() as (at, calls):
         on = OnConfig(done=f"http://{at}/done", failed=f"http://{at}/failed")
         for error in (UserError("a full disk"), KeyboardInterrupt(), HeadLostError("gone")):
-            with pytest.raises(type(error)), hooks.Hooks(on, "grid", tmp_path, states.append):
+            with pytest.raises(type(error)), hooks.Hooks(on, "grid", tmp_path, states.append, 0):
                 raise error
         for status in ("FAILED", "KILLED"):
             called(tmp_path, on, status=status)

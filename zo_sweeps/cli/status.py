@@ -182,7 +182,8 @@ def status(given: Sequence[str]) -> int:
     parser.add_argument("--trials", action="store_true", help="list the trials of a large sweep too")
     parser.add_argument("--watch", action="store_true", help="follow a running sweep to its end")
     text = "wait for the sweep's end (done), or for its first trial that failed or stalls; may be repeated. The exit "
-    text += "status is 0 if every trial has a result, 3 if some failed or are left, 4 if one stalls, 5 after --timeout"
+    text += "status is 0 if every trial that can run here has a result, 3 if some failed or are left, 4 if one stalls, "
+    text += "5 after --timeout"
     parser.add_argument("--until", action="append", choices=UNTIL, default=[], help=text)
     text = "longest wait of --until; default: none"
     parser.add_argument("--timeout", type=float, default=math.inf, metavar="SECONDS", help=text)

@@ -50,14 +50,16 @@ class Hooks:
         sweep: the name of its grid.
         state_dir: the state folder, for commands; a server is not told of paths.
         say: prints a line for the user; called from a thread.
+        missing: the trials that cannot run here, which the sweep's own counts leave out.
 
     Call `update` with each snapshot and `ended` with the result. A block that ends by an error ends the sweep as
     FAILED, or KILLED for KeyboardInterrupt, except for a lost head: the sweep then goes on in another process.
     """
 
-    def __init__(self, on: OnConfig, sweep: str, state_dir: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, on: OnConfig, sweep: str, state_dir: Path, say: Callable[[str], None], missing: int) -> None:
         self._hooks, self._sweep, self._state_dir, self._say = _hooks(on), sweep, state_dir, say
         self._counts: dict[str, int] = {}
+        self._missing = {"MISSING": missing} if missing else {}
         self._status = ""
         self._last: threading.Thread | None = None
 
@@ -92,7 +94,8 @@ class Hooks:
         """Call the hook of an event, if there is one, after those called before."""
         if (hook := self._hooks.get(event)) is None:
             return
-        facts: dict[str, Any] = {"event": event, "sweep": self._sweep, "state": state, "counts": dict(self._counts)}
+        counts = self._counts | self._missing
+        facts: dict[str, Any] = {"event": event, "sweep": self._sweep, "state": state, "counts": counts}
         if trial is not None:
             facts["trial"] = trial
         before = self._last

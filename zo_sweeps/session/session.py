@@ -136,7 +136,7 @@ def run(
     sweep_id = fingerprint([plan.name, sorted(plan.every)])  # of these alone: a resumed sweep continues its MLflow run
     executor, tracking = plan.config.executor, plan.config.tracking.uri
     info = _info(plan, composer, sweep_id, command)
-    with hooks.Hooks(plan.config.on, plan.name, state_dir, view.say) as called:
+    with hooks.Hooks(plan.config.on, plan.name, state_dir, view.say, len(plan.reasons)) as called:
         with (
             contextlib.closing(JournalStore(state_dir)) as store,
             Ledger(state_dir, sweep_id) as ledger,
