@@ -62,6 +62,12 @@ def done(plan: Plan, left_out: frozenset[tuple[str, int]] = frozenset()) -> Stan
         ({}, ["train.halving=[0.5]"], SCORE, r"dev/loss \(min\) stops settings"),
         ({}, [], {**LOSS, "seeds": 1}, r"only the grid's does.*\.own\.select of grid tiny; use grid\.select\.seeds"),
         ({}, [], {"metric": "dev/nope"}, r"unknown metric 'dev/nope' in grid\.\w+\.own\.select of grid tiny"),
+        (
+            {},
+            [],
+            {**LOSS, "mode": "max"},
+            r"loss is better when lower.*set grid\.\w+\.own\.select\.mode=min, or select by",
+        ),
         ({}, [], {**SCORE, "mode": "min"}, r"better when higher.*set grid\.\w+\.own\.select\.mode=max"),
     ],
 )

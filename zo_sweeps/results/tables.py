@@ -305,13 +305,18 @@ def _stops(trial: Trial) -> bool:
 
 
 def _check_rule(plan: Plan, rule: Rule, key: str) -> None:
-    """Raise UserError if no task has the rule's metric, or if the rule selects the worst value of a column's."""
+    """Raise UserError if no task has the rule's metric, or if the rule selects the worst value of one."""
     _, _, what = rule.metric.partition("/")
     known = ("loss", "metric", *metric_names(plan))
     if what not in known:
         names = [f"dev/{name}" for name in known]
         raise unknown("metric", rule.metric, names, where=f"{key} of grid {plan.name}")
-    for column, metric in _metrics(plan, what).items() if what != "loss" else ():
+    if what == "loss":
+        if rule.mode == "max":
+            what = f"the setting with the highest {rule.metric} would be selected, but a loss is better when lower"
+            raise UserError(what, where=f"grid {plan.name}", fix=f"set {key}.mode=min, or select by dev/metric")
+        return
+    for column, metric in _metrics(plan, what).items():
         if metric is not None and (rule.mode == "max") != (metric.better == "higher"):
             other = "max" if rule.mode == "min" else "min"
             raise UserError(
