@@ -204,7 +204,8 @@ def test_cuda_where_there_is_none(place: Path, capsys: pytest.CaptureFixture[str
 
     if torch.cuda.is_available():
         pytest.skip("this host has CUDA")
-    assert "this host has no CUDA GPU" in refused(capsys, "device=cuda")
+    for words in (["device=cuda"], ["device.kind=cuda"], ["device=cpu", "device.kind=cuda"]):
+        assert "this host has no CUDA GPU" in refused(capsys, *words)
     assert not (place / "zo_runs").exists()
 
 

@@ -149,8 +149,10 @@ class Device(Checked):
 
     @property
     def node(self) -> str:
-        """The profile of the nodes that take its trials: a log is read on the CPU of any."""
-        return "cpu" if self.reads_log else self.name
+        """The profile of the nodes that take its trials: a log is read on any CPU, and `kind` may ask for a GPU."""
+        if self.reads_log:
+            return "cpu"
+        return "cuda" if self.kind == "cuda" and self.name in ("auto", "cpu") else self.name
 
     @property
     def place(self) -> str:
