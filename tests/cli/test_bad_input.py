@@ -75,6 +75,7 @@ BAD = [
     (["executor.cpus_per_trial=0"], ["executor.cpus_per_trial of ray must be at least 1, not 0 in the command line"]),
     (["executor=slurm"], ["unknown executor 'slurm'"]),
     (["executor=inline,ray"], ["several values for executor"]),
+    (["plan", "executor=inline", "cluster.address=a:1"], ["executor=inline joins no cluster in cluster.address; omit"]),
     (["scale=tiny"], ["unknown scale 'tiny'"]),
     (["--multirun", "task=sst2,rte"], ["--multirun is not supported", "task=sst2,rte"]),
     (["-m"], ["--multirun is not supported"]),

@@ -15,6 +15,7 @@ class Executor(Definition):
 
     axis: ClassVar[str] = "executor"
     concurrent: ClassVar[bool] = True  # runs several trials at a time, where there is room
+    joins: ClassVar[bool] = True  # runs trials on the nodes of a cluster at `cluster.address`
 
     cpus_per_trial: int = option(
         1, "CPUs per process of a trial, and its number of torch threads", least=1, kw_only=True

@@ -23,9 +23,11 @@ def for_this_host(plan: Plan) -> Plan:
 
     A log of the light client (`device.log`) leaves the other trials of the plan out. With a cluster to join, the rest
     stay: its nodes are known only after joining. The measured memory of finished trials replaces the estimates. Raises
-    UserError where the executor's workers cannot share the steps of a trial.
+    UserError where the executor joins no cluster, or its workers cannot share the steps of a trial.
     """
     options = plan.config.executor
+    if plan.config.cluster.address and not options.joins:
+        raise UserError(f"executor={options.name} joins no cluster", where="cluster.address", fix="omit one of the two")
     must_share(options, plan.trials)
     measured = MemoryPeaks(plan.every.values(), read_standing(plan.config.folder).outcomes)
     every = {trial_id: measured.corrected(trial) for trial_id, trial in plan.every.items()}

@@ -216,6 +216,7 @@ class Inline(Executor):
     """This process, one trial at a time: for debugging, profiling and tests. It joins no cluster."""
 
     concurrent: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
 
     @property
     def threads(self) -> int:
