@@ -142,6 +142,7 @@ BAD = [
     (["table", "--table", "nope", RAN], ["unknown table 'nope'", "accuracy"]),
     (["table", RAN, "--output", f"{HERE}/data/sst2/train.jsonl/x"], ["cannot write", "train.jsonl"]),
     (["status", "feedbeef", RAN], ["unknown trial 'feedbeef'"]),
+    (["status", "feedbeef", "cafe", RAN], ["2 trials to show; give one id"]),
     (["ui", "--port", "many"], ["--port", "many"]),
     *(([command], ["nothing has been run in", "zo_runs; name", "state_dir=FOLDER"]) for command in READING),
     (["export", "abc", "--out", "x"], ["nothing has been run in"]),

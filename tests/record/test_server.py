@@ -91,7 +91,7 @@ def test_a_server_shows_what_was_written_without_it_and_dies_with_its_parent_eve
 def test_a_used_port_is_a_users_error_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"port {port} cannot be used.*in use; omit the port"):
+        with pytest.raises(UserError, match=rf"port {port} cannot be used.*in use; name a free one"):
             server.start(tmp_path, port)
     with pytest.raises(UserError, match="port 99999 cannot be used"):
         server.start(tmp_path, 99999)

@@ -191,6 +191,8 @@ def status(given: Sequence[str]) -> int:
     parser.add_json({"": SweepStatus, "with an id": TrialFacts})
     options = parse(parser, given)
     ids = trial_ids(options)
+    if len(ids) > 1:
+        raise UserError(f"{len(ids)} trials to show", fix="give one id; `compare ID ID` shows two")
     if options.watch and (ids or options.json):
         raise UserError("--watch follows a whole sweep, as text", fix="leave out the id and --json")
     if options.until and (ids or options.watch):

@@ -116,7 +116,7 @@ def prepare(state_dir: str | os.PathLike[str], port: int | None = None, host: st
         if util.find_spec("flask_wtf") is None:
             raise UserError("MLflow's passwords need the package flask-wtf", fix="pip install 'mlflow[auth]'")
         _make_password(credentials(state_dir))
-    return _free_port(port, host)
+    return free_port(port, host)
 
 
 def is_healthy(uri: str) -> bool:
@@ -160,15 +160,16 @@ def _make_password(path: Path) -> None:
         settings.write(file)
 
 
-def _free_port(port: int | None, host: str) -> int:
+def free_port(port: int | None, host: str) -> int:
+    """Return the port, or a free one for None. Raises UserError for one that cannot be used."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server stopped a minute ago does not count
         try:
             probe.bind((host, port or 0))
         except (OSError, OverflowError) as error:
             raise UserError(
-                f"port {port} cannot be used for the MLflow page: {getattr(error, 'strerror', error)}",
-                fix="omit the port to take a free one, or end the program that uses it",
+                f"port {port} cannot be used for the page: {getattr(error, 'strerror', error)}",
+                fix="name a free one with --port, or end the program that uses it",
             ) from error
         return int(probe.getsockname()[1])
 

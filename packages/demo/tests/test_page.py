@@ -179,6 +179,11 @@ def test_start_and_stop_are_passed_on(folder: Path, run: Run, monkeypatch: pytes
 def test_the_command_refuses_bad_input_before_it_serves(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="no such folder: nowhere"):
         command.demo(["--config-dir", "nowhere"])
+    with pytest.raises(UserError, match="port 99999 cannot be used"):
+        command.demo(["--port", "99999"])
+    with pytest.raises(UserError, match="the page sets state_dir for each run; write --state-dir DIR"):
+        command.demo(["state_dir=D"])
+    assert capsys.readouterr().out == ""
     options = command.parsed(["--port", "9000", "data.dir=D", "--state-dir", "~/x"])
     assert (options.port, options.state_dir, options.overrides) == (9000, os.path.expanduser("~/x"), ["data.dir=D"])
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from zo_sweeps.cli.parser import grid_parser, parse
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.record.server import free_port
 from zo_sweeps_demo.runs import Page, offered, running, stop
 
 HOST = "127.0.0.1"
@@ -33,6 +34,7 @@ def demo(given: Sequence[str]) -> int:
     options = parsed(given)
     page = page_of(options)
     offered(page)  # refuses bad input before a server is started
+    free_port(options.port, HOST)
     file = str(Path(__file__).with_name("page.py"))
     flags = [f"--{name}={value}" for name, value in {**FLAGS, "server.port": str(options.port)}.items()]
     command = [sys.executable, "-m", "streamlit", "run", file, *flags, "--", *given]
@@ -67,5 +69,9 @@ def parsed(given: Sequence[str]) -> Namespace:
 
 
 def page_of(options: Namespace) -> Page:
-    """Return what all runs of the page have in common."""
-    return Page(Path(options.state_dir), tuple(options.config_dir), tuple(options.overrides))
+    """Return what all runs of the page have in common. Raises UserError for what the page sets for each run."""
+    page = Page(Path(options.state_dir), tuple(options.config_dir), tuple(options.overrides))
+    for key, fix in {"state_dir": "write --state-dir DIR", "executor": "omit it"}.items():
+        if key in page.given:
+            raise UserError(f"the page sets {key} for each run", fix=fix)
+    return page
