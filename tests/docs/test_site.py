@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,14 @@ def test_the_check_of_the_site_finds_what_a_reader_would_miss(
     (tmp_path / "b.html").write_text('<html lang="en"><p id="here"></p></html>')
     (tmp_path / "p.svg").write_text("<svg/>")
     assert [*faults(tmp_path)] == ([f"a.html: {fault}"] if fault else [])
+
+
+def test_every_path_that_a_page_names_is_there() -> None:
+    pages = [*REPO.glob("*.md"), *REPO.glob("packages/*/README.md"), *(REPO / "docs").rglob("*.md"), REPO / "llms.txt"]
+    named = r"`((?:zo_sweeps|tests|conf|docs|packages|benchmarks|examples)/[a-z0-9_./-]+\.(?:py|ya?ml|md|sh|json))`"
+    for page in pages:
+        for path in re.findall(named, page.read_text(encoding="utf-8")):
+            assert (REPO / path).exists() or (page.parent / path).exists(), f"{page}: {path}"
 
 
 def test_plain_text_stays_plain_in_markdown() -> None:
