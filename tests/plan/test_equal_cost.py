@@ -162,8 +162,10 @@ def test_shots_of_a_row_replace_the_sizes_of_the_grid_and_no_shots_give_them_bac
     grid = league(
         fixed={"model": "demo", "split": {"shots": 4}}, blocks={"one": {"fixed": {"method": "mezo"}}}, rates=[]
     )
-    (config,) = configs(planned(tmp_path, grid, "split.train=8"))
+    plan = planned(tmp_path, grid, "split.train=8", "split.test=9")
+    (config,) = configs(plan)
     assert config.split.shots == 4, "a size for many grids says nothing of one with shots"
+    assert "set on the command line: split.test=9" in plan.caveats
     (config,) = configs(planned(tmp_path, grid, "split.train=8", "split.shots=null"))
     assert (config.split.train, config.split.shots) == (8, None)
 

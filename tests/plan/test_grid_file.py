@@ -57,6 +57,7 @@ def grid(of_block: dict[str, Any], **top: Any) -> dict[str, Any]:
         (grid({}, axes={}, columns={"a": {"task": ["sst2"]}}), "['sst2'] in columns names no task"),
         (grid({"fixed": {"update": [1]}}), f"[1] in fixed names no update {ROW}; write update: NAME"),
         (grid({"axes": {"method": [{"name": "mezo"}]}}), "{'name': 'mezo'} in axes names no method"),
+        (grid({"axes": {"train": [{"steps": 3}]}}), f"train in axes is a whole part {ROW}; write train: {{OPTION"),
         (grid({"per_task": {"demo_remarks": {"update": [["sgd"]]}}}), "['sgd'] in per_task names no update"),
     ],
     ids=lambda value: value[:50] if isinstance(value, str) else "",

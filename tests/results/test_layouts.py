@@ -22,6 +22,7 @@ pytestmark = pytest.mark.unit
 LOSS, SCORE = {"metric": "dev/loss", "mode": "min"}, {"metric": "dev/metric", "mode": "max"}
 BARS = {"kind": "bar", "x": "column", "y": "accuracy"}
 BY_RATE = {"kind": "line", "x": "update.lr", "y": "accuracy"}
+SPEEDUP = {"y": "speedup", "series": {"zo": ""}, "over": {"zo": "zo"}}
 POINT = {"series": "zo", "x": "demo_remarks", "y": 50.0}
 
 
@@ -107,6 +108,7 @@ def test_a_table_of_dev_scores_says_so_in_its_title(tmp_path: Path, layout: str)
         (BARS, {"x": "Movie remarks"}, r"unknown x of a published point 'Movie remarks'.*choose from: demo_remarks"),
         (BARS, {"panel": "demo_remarks"}, "names a panel, and there are none"),
         (BY_RATE, {"x": 0.1, "panel": "Movie remarks"}, "unknown panel of a published point 'Movie remarks'"),
+        ({**BARS, **SPEEDUP}, {"series": ["zo"]}, "series of a published point is .'zo'., which is no text"),
         ({**BARS, "panels": "update.lr"}, {"panel": 0.2}, r"unknown panel of a .* 0\.2 .*choose from: 0\.01, 0\.1;"),
     ],
 )

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AXES, GridConfig, RunConfig, SelectConfig
+from zo_sweeps.config.schema import AXES, EITHER, GridConfig, RunConfig, SelectConfig
 from zo_sweeps.core.errors import NotInstalledError, UserError
 from zo_sweeps.core.fingerprint import Canonical, canonical, fingerprint
 from zo_sweeps.core.trial import SharedSteps, Trial
@@ -336,6 +336,8 @@ def _caveats(
     apart = ["model", "data.dir", "model.path"]
     apart += [] if "device" in composer.run.grid.fixed else ["device"]
     apart += [] if composer.run.grid.columns else ["task"]
+    if all(config.split.shots for config in configs):
+        apart += [size for size, other in EITHER.items() if other == "split.shots"]  # which passes them over
     given = [f"{name}={','.join(map(str, v))}" for name, v in forced.items() if name not in apart]
     given += composer.command_line.edits
     if given:

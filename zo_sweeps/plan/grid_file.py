@@ -7,7 +7,7 @@ from typing import Any
 
 from zo_sweeps.config.command_line import CHOOSES
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import TRIAL_GROUPS, BlockConfig, GridConfig
+from zo_sweeps.config.schema import TRIAL_GROUPS, TRIAL_KEYS, BlockConfig, GridConfig
 from zo_sweeps.core.errors import UserError, unknown
 
 LR = "update.lr"  # whose axis `grid.rates` is
@@ -63,11 +63,14 @@ def check(grid: GridConfig, name: str, composer: Composer) -> None:
 
 
 def _check_choices(part: str, values: Mapping[str, Any], where: str) -> None:
-    """Raise UserError for a seed, for a task of `per_task`, and for a list or mapping in the place of a name."""
+    """Raise UserError for a seed, a task of `per_task`, a part without its options, and what is no name of a member."""
     if "seed" in values:
         raise UserError(f"no seed is read from {part}", where=where, fix="write seeds: [...] in the grid")
     if "task" in values and part == "per_task":
         raise UserError("no task is read from per_task", where=where, fix="its column is the task, or sets it")
+    for key in {*TRIAL_KEYS} - {*TRIAL_GROUPS} & {*values}:
+        fix = f"write {key}: {{OPTION: {'[VALUE, VALUE]' if part == 'axes' else 'VALUE'}}}"
+        raise UserError(f"{key} in {part} is a whole part", where=where, fix=fix)
     for key in TRIAL_GROUPS:
         value, several = values.get(key), part == "axes" or (part in PER_COLUMN and key != "task")
         for one in value if several and isinstance(value, list) else [value]:

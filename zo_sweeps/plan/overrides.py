@@ -88,9 +88,8 @@ def shown(grid: GridConfig, left_out: Collection[str]) -> GridConfig:
             tables[name] = replace(table, rows=rows, over=over, differs=differing(table.differs, f"table {name}, "))
     for name, figure in grid.figures.items():
         series, over = compared(figure.series, figure.over, f"figure {name}")
-        points = [p for p in figure.published if not isinstance(p, Mapping) or p.get("series") not in left_out]
-        if figure.over:
-            points = [p for p in points if p["series"] in series]
+        gone = [*left_out, *({*figure.series} - {*series})]
+        points = [p for p in figure.published if not isinstance(p, Mapping) or p.get("series") not in gone]
         if series or not figure.series:
             differs = differing(figure.differs, f"figure {name}, ")
             figures[name] = replace(figure, series=series, published=points, over=over, differs=differs)
