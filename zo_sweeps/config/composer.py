@@ -332,7 +332,13 @@ class Composer:
         self._checked.add((path, repr(value)))
 
 
-KINDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "text"}
+KINDS = {
+    "Integer": "an integer",
+    "Float": "a number",
+    "Boolean": "true or false",
+    "bool": "true or false",
+    "String": "text",
+}
 
 
 def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> UserError:
@@ -372,9 +378,17 @@ def explained(error: Exception, overrides: Sequence[str], locate: Locate) -> Use
         return UserError(f"${{{found[1]}}} names no key", where=f"{key} ({locate(key)})" if full else "")
     if found := re.search(r"Multiple values for ([\w/]+)", text):
         return UserError(f"{found[1]} is given twice", fix="name it once")
+    if found := re.search(r"Could not delete from config\. '([^']+)'", text):
+        return UserError(f"{found[1]} is not there to leave out", where=PLACE, fix="grid.only=[?] lists the blocks")
+    merged = re.search(r"Error merging override [~+]*([^\s=]+)", text)
+    if merged and "does not support deletion" in text:
+        fix = "whole blocks, columns, tables and figures can"
+        return UserError(f"{merged[1]} cannot be left out", where=PLACE, fix=fix)
+    if merged and "dict is not a subclass of" in text:
+        return UserError(f"{merged[1]} cannot be added", where=PLACE, fix="write it into a grid file of your own")
     what, fix = "", last
-    if found := re.search(r"Value '(.*?)' of type '(.*?)' could not be converted to (\w+)", text):
-        what, fix = f"{key}={found[1]!r}", f"it must be {KINDS.get(found[3], found[3])}"
+    if found := re.search(r"Value '(.*?)' (?:of type '.*?' could not be converted to|is not a valid) (\w+)", text):
+        what, fix = f"{key}={found[1]!r}", f"it must be {KINDS.get(found[2], found[2])}"
     elif found := re.search(r"Invalid value assigned: (\w+) is not a (\w+)", text):
         what, fix = key, f"it must be a {'list' if found[2].startswith('List') else found[2]}"
     elif "reference_type=Dict[str, Dict[" in text:
