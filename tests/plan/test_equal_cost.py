@@ -180,10 +180,12 @@ def test_rates_are_factors_of_a_rows_own(tmp_path: Path) -> None:
         2e-4,
         6e-4,
     }
+    assert not planned(tmp_path, league(), "grid.rates=[1,3]").caveats
     own = league()
     own["blocks"]["mezo"]["axes"] = {"update": {"lr": [0.5]}}
     del own["blocks"]["mezo"]["fixed"]["update"]
     assert rates(planned(tmp_path, own), "mezo") == [0.5]
+    assert "no row takes grid.rates" in planned(tmp_path, own, "grid.rates=[1,3]").caveats[-1]
     assert rates(planned(tmp_path, league(), "update.lr=0.25"), "mezo") == [0.25]
 
 

@@ -27,7 +27,7 @@ from zo_sweeps.methods.precision import FASTEST
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.availability import Availability, Places
 from zo_sweeps.plan.compatible import incompatible
-from zo_sweeps.plan.grid_file import flatten
+from zo_sweeps.plan.grid_file import LR, flatten
 from zo_sweeps.plan.labels import labels
 from zo_sweeps.plan.overrides import Overrides, short, shown
 from zo_sweeps.plan.resolve import Ran, Resolver, Setting, add, as_written, difference, expand, fastest_on
@@ -214,6 +214,8 @@ class _Draft:
                 behind[trial_id] = looked
         notes = tuple(self.overrides.notes(replace(texts, grid=self.grid).row, columns))
         notes += tuple(f"precision=fastest is {line}" for line in self.measured)
+        if kept.rates and self.composer.command_line.sets("grid.rates") and not any(map(self._by_rates, self.drafts)):
+            notes += ("no row takes grid.rates: each that trains has a rate or an axis of its own",)
         return Plan(
             config=replace(self.composer.run, grid=texts.applied()),
             trials=tuple(trial for trial_id, trial in every.items() if not behind[trial_id].reasons),
@@ -225,6 +227,10 @@ class _Draft:
             remarks={trial_id: looked.remarks for trial_id, looked in behind.items() if looked.remarks},
             relabelled=frozenset(texts.rows),
         )
+
+    def _by_rates(self, draft: tuple[str, Availability, Setting]) -> bool:
+        name, _, setting = draft
+        return LR in setting.searched and LR not in {*flatten(self.grid.axes), *flatten(self.grid.blocks[name].axes)}
 
     def _trial_id(self, config: TrialConfig) -> str:
         """Return the trial_id; what counts of a part is made canonical once for all trials that share the object."""
