@@ -6,6 +6,7 @@ Needs the standard library alone: a board that runs the client has no NumPy.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -47,10 +48,16 @@ def log_of(coefs: Sequence[Sequence[float]], evaluated: Iterable[int]) -> list[L
     lines: list[Line] = []
     for step in range(len(coefs) + 1):
         if step:
-            lines.append({"type": "step", "step": step, "coefs": list(coefs[step - 1])})
+            lines.append({"type": "step", "step": step, "coefs": without_dropped(coefs[step - 1])})
         if step in scored:
             lines.append({"type": "scores", "split": "dev", "step": step})
     return lines
+
+
+def without_dropped(coefs: Sequence[float]) -> list[float]:
+    """Return coefficients whose mean, as a program takes it, is that of those that are not NaN (dropped)."""
+    q, k = len(coefs), sum(not math.isnan(g) for g in coefs)
+    return [*coefs] if k == q else [0.0 if math.isnan(g) else g / k * q for g in coefs]
 
 
 def text_of(lines: Iterable[Line]) -> str:

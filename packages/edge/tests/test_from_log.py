@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from built import with_other_last_bits
 from tests.run.common import make, measured, run
-from zo_sweeps.core.events import ComputedInitial, End, Event, Sensors
+from zo_sweeps.core.events import ComputedInitial, End, Event, Sensors, Start, Steps, only
 from zo_sweeps.core.trial import METRICS, Outcome, TrialState
 from zo_sweeps.engine.replay import digest, rebuild
 from zo_sweeps.engine.step import losses_at
@@ -96,6 +96,10 @@ def test_a_log_gives_the_results_of_the_run_and_what_its_phone_said(
     ]
     lines = [json.dumps(reading) + "\n" for reading in readings]
     (folder / "phone.jsonl").write_text(lines[0] + "torn {\n" + lines[1])
+    log = folder / "log.jsonl"
+    first, *others = log.read_text().splitlines(keepends=True)
+    asked = {"type": "scores", "split": "dev", "step": 1, "scores": [], "seconds": 0.1}  # --score dev --at 1
+    log.write_text("".join([first, json.dumps(asked) + "\n", *others]))
     trial = make(*TRIAL, PROGRAM, f"device.log={folder}")
     ended, journal = run(trial)
     assert ended.state is TrialState.SUCCEEDED, ended.traceback
@@ -117,6 +121,8 @@ def test_a_log_gives_the_results_of_the_run_and_what_its_phone_said(
     again, journal = run(trial, [event for event in journal if not isinstance(event, End)], attempt=2)
     assert sum(isinstance(event, Sensors) for event in journal) == 2, "a reading is recorded once"
     assert again.metrics["battery_percent"] == 79.0
+    stopped, _ = run(trial, stop=lambda: True)
+    assert (stopped.state, stopped.steps_done) == (TrialState.CANCELLED, 1)
 
 
 def test_test_scores_that_are_no_numbers_are_a_result_only_at_the_selected_step(
@@ -136,25 +142,46 @@ def test_test_scores_that_are_no_numbers_are_a_result_only_at_the_selected_step(
     assert f"non-finite test loss at step {best}" in ended.error
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (lambda losses: [losses[0] + 1e-3, *losses[1:]], "computes another function: a loss of step 1 is"),
-        (lambda losses: losses[1:], "step 1 of the light client's log has 3 losses instead of 4"),
-    ],
-)
-def test_a_client_of_another_function_is_refused_at_its_first_step(
-    changed: Callable[[list[float]], list[float]], said: str, written: tuple[Path, Outcome, list[Event]]
-) -> None:
-    folder, *_ = written
-    log = folder / "log.jsonl"
-    first, *lines = log.read_text().splitlines(keepends=True)
-    step = json.loads(first)
-    log.write_text("".join([json.dumps({**step, "losses": changed(step["losses"])}) + "\n", *lines]))
-    ended, journal = run(make(*TRIAL, PROGRAM, f"device.log={folder}"))
-    assert ended.state is TrialState.FAILED
-    assert said in ended.error
-    assert not scalars(journal)[0][1:]
+def test_a_log_that_is_not_the_trials_is_refused_in_each_attempt(written: tuple[Path, Outcome, list[Event]]) -> None:
+    folder, _, expected = written
+    log, trial = folder / "log.jsonl", make(*TRIAL, PROGRAM, f"device.log={folder}")
+    whole = [json.loads(line) for line in log.read_text().splitlines()]
+    first, second, dev, *rest = whole
+    another = {"type": "start", "settings": "0" * 64, "trial_id": "another"}
+    cases: list[tuple[list[Any], str, int]] = [  # lines, error, steps that are kept
+        (
+            [{**first, "losses": [first["losses"][0] + 1e-3, *first["losses"][1:]]}, *whole[1:]],
+            "a loss of step 1 is",
+            0,
+        ),
+        ([first, {**second, "losses": [1.5 * x for x in second["losses"]]}, dev, *rest], "a loss of step 2 is", 1),
+        ([{**first, "losses": first["losses"][1:]}, *whole[1:]], "has 3 losses instead of 4", 0),
+        ([another, *whole], "the log is of another bundle, of trial another", 0),
+        ([*whole, {**second, "step": 5}], "goes from step 4 of 4 to step 5", 4),
+        ([first, {"type": "step", "step": 2}, dev, *rest], "cannot be read (KeyError: 'losses')", 1),
+        ([first, second, {**dev, "scores": dev["scores"][1:]}], "scores of 7 rows instead of 8", 2),
+    ]
+    for lines, said, kept in cases:
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        journal: list[Event] = []
+        for attempt in (1, 2):
+            ended, journal = run(trial, journal, attempt=attempt)
+            assert (ended.state, ended.traceback) == (TrialState.FAILED, ""), said
+            assert said in ended.error
+            assert len(scalars(journal)[0]) == kept, said
+    log.write_text("".join(json.dumps(line) + "\n" for line in whole))
+    start, steps = next(iter(only(Start, expected))), next(iter(only(Steps, expected)))
+    assert steps.coefs is not None
+    other = replace(steps, losses=steps.losses[:1], coefs=(tuple(2 * g for g in steps.coefs[0]),))
+    ended, _ = run(trial, [start, other], attempt=2)
+    assert "step 1 in the trial's journal is of another run than the light client's log" in ended.error
+    assert f"--rerun {trial.trial_id}" in ended.error
+
+
+def test_a_client_that_is_not_there_is_refused_before_the_export() -> None:
+    ended, _ = run(make(*TRIAL[:-1], "device=oneplus-12", "device.client=/nonexistent"))
+    assert (ended.state, ended.traceback) == (TrialState.FAILED, "")
+    assert "device.client: no file /nonexistent; build it" in ended.error
 
 
 def test_a_log_of_another_theta_is_refused(written: tuple[Path, Outcome, list[Event]]) -> None:

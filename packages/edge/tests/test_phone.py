@@ -94,11 +94,19 @@ def test_a_run_that_began_here_goes_on_there(client: Path, device: Path, folder:
     assert log_of(folder) == exported[1]
 
 
-def test_logs_that_differ_are_refused(client: Path, device: Path, folder: Path) -> None:
+def test_logs_that_differ_are_refused_and_a_void_run_is_moved_aside_here_and_there(
+    client: Path, device: Path, folder: Path
+) -> None:
     list(phone(folder, client).run())
     (folder / LOG).write_text('{"type":"start"}\n')
     with pytest.raises(UserError, match="does not begin with the one here"):
         list(phone(folder, client).run())
+    again = phone(folder, client)
+    again.forget()
+    with pytest.raises(UserError, match="--at 5: the log has 0 steps"):
+        list(again.run("--score", "test", "--at", "5"))
+    assert (folder / "log.void").read_text() == '{"type":"start"}\n'
+    assert on_phone(device, "log.void").read_text().count("coefs") == 3000
 
 
 def test_the_clients_own_error_is_reported(client: Path, device: Path, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ pytest.importorskip("executorch", reason="needs the extra [edge]")
 import torch
 
 from tests.run.common import make, measured, run
-from zo_sweeps.core.events import Start
+from zo_sweeps.core.events import Event, Start, Steps
 from zo_sweeps.core.place import apart, places
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.record.journal import evals, scalars
@@ -95,6 +96,32 @@ def test_a_program_of_another_function_is_refused_with_the_figure(monkeypatch: p
     ended, _ = run(make(*TINY, *GEMMA, "train.steps=2", ANYWHERE, PROGRAM))
     assert ended.state is TrialState.FAILED
     assert re.search(r"another function: a score of the first rows is .*, [\d,]+ units of rounding apart", ended.error)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_program_of_other_losses_is_refused_in_each_attempt_before_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = Forward.forward
+
+    def larger(self: Forward, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        losses, scores = correct(self, *inputs)
+        return losses * 1.01, scores
+
+    monkeypatch.setattr(Forward, "forward", larger)
+    trial, journal = make(*TINY, ANYWHERE, "train.steps=2", PROGRAM), list[Event]()
+    for attempt in (1, 2):
+        ended, journal = run(trial, journal, attempt=attempt)
+        assert ended.state is TrialState.FAILED
+        assert "another function: a loss of step 1 is" in ended.error
+        assert not scalars(journal)[0]
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_program_goes_on_with_the_mean_over_the_directions_that_were_not_dropped() -> None:
+    trial = make(*TINY, ANYWHERE, "estimator.q=4", "train.steps=3", PROGRAM)
+    steps = Steps(first=1, losses=(1.0,), coefs=((math.nan, 2.0, -1.0, 0.7),), seconds=1, tokens=1)
+    ended, _ = run(trial, [steps], attempt=2)
+    assert ended.state is TrialState.SUCCEEDED, ended.error
+    assert ended.metrics[THETA] == 0
 
 
 @pytest.mark.usefixtures("eager")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine.loss_noise import apart, noise_to_signal
 from zo_sweeps.engine.losses import Scored
-from zo_sweeps.engine.replay import replay
-from zo_sweeps.engine.step import RunState, losses_at
+from zo_sweeps.engine.step import losses_at
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.run.recorder import NOISE_STEPS
 from zo_sweeps.run.workbench import Workbench
@@ -24,34 +23,33 @@ def of_scores(bench: Workbench, theirs: Scored, ours: Scored) -> None:
         _compare(bench, "score", "of the first rows", row, other)
 
 
-def of_first_steps(
-    bench: Workbench, space: InstalledSpace, losses: Mapping[int, Sequence[float]], coefs: Sequence[Sequence[float]]
-) -> float:
-    """Return what `loss_noise.noise_to_signal` returns of the differences between a program's losses and the engine's.
+def of_step(
+    bench: Workbench,
+    space: InstalledSpace,
+    step: int,
+    losses: Sequence[float],
+    measured: list[tuple[float, float]],
+) -> None:
+    """Compare a program's losses at the points of one of the first STEPS steps with the engine's.
 
-    The differences hold the rounding of both: of two forwards that round alike, sqrt(2) times that of one. Steps 1 to
-    STEPS, whose theta is replayed, as the program's was; NaN if one of them is missing.
+    After the last of them `noise_to_signal` is recorded, which holds the rounding of both: of two forwards that round
+    alike, sqrt(2) times that of one.
 
     Args:
-        space: as it is before the first step; changed.
-        losses: step -> the program's losses at its points, in the order of the estimator's.
-        coefs: the run's coefficients.
+        space: at theta before the step, as the program's was.
+        losses: the program's, in the order of the estimator's points.
+        measured: `loss_noise.apart` of the steps that were compared before; grows.
 
-    Raises UserError if a loss differs by more than TOLERATED allows. Cost: the forwards of STEPS steps.
+    Raises UserError if a loss differs by more than TOLERATED allows. Cost: the forwards of a step.
     """
-    method, rates, seed = bench.method().bind(space.params), bench.rates(), bench.config.seed
-    state: RunState | None = None
-    pairs = []
-    for step in range(1, min(STEPS, bench.config.train.steps) + 1):
-        if step not in losses:
-            break
-        points = method.estimator.points(seed, step)
-        ours = losses_at(method, bench.model.module, space, bench.losses(space)(step), points)
-        for own, other in zip(ours, losses[step], strict=True):
-            _compare(bench, "loss", f"of step {step}", own, other)
-        pairs.append(apart(ours, losses[step]))
-        state = replay(method, space.params, [coefs[step - 1]], rates, seed=seed, state=state, first=step)
-    return noise_to_signal(pairs) if len(pairs) == STEPS else float("nan")
+    method = bench.method().bind(space.params)
+    points = method.estimator.points(bench.config.seed, step)
+    ours = losses_at(method, bench.model.module, space, bench.losses(space)(step), points)
+    for own, other in zip(ours, losses, strict=True):
+        _compare(bench, "loss", f"of step {step}", own, other)
+    measured.append(apart(ours, losses))
+    if len(measured) == STEPS:
+        bench.recorder.take_noise_to_signal(noise_to_signal(measured))
 
 
 def _compare(bench: Workbench, what: str, where: str, ours: float, theirs: float) -> None:

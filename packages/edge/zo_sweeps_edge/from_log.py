@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
@@ -50,7 +52,7 @@ class FromLog(Runner):
     ) -> None:
         super().__init__(bench, meter, should_stop, sharing)
         self._away = away
-        self._first: dict[int, list[float]] = {}  # step -> losses
+        self._compared: list[tuple[float, float]] = []  # of the first steps; see `agreement.of_step`
 
     def device(self) -> dict[str, Any]:
         name = self.config.device.name if self._away is None else self._away.profile
@@ -67,6 +69,8 @@ class FromLog(Runner):
 
     def run(self) -> None:
         bench, recorder, splits = self.bench, self.recorder, self.bench.splits
+        if self._away is None and self._phone is not None and not recorder.reported:
+            self._phone.forget()
         self.frame = Frame.of((*splits.train, *splits.dev, *splits.test), bench.objective.gold_only)
         manifest = self._bundle.manifest
         recorder.measured |= self.config.departures
@@ -76,17 +80,13 @@ class FromLog(Runner):
             recorder.measured["planned_bytes"] = float(planned)
         peak = 0.0
         for line in self.lines():
-            if line["type"] == "step":
-                self._take(line)
-            elif line["type"] == "scores" and line["split"] == "dev":
-                step = int(line["step"])
-                event = evaluated_at(step, partial(bench.score, self._with(line, splits.dev)), self.config.seed)
-                recorder.take(Evaluated(step, event.loss, event.metric, event.metrics, float(line["seconds"])))
-            elif line["type"] == "diverged" and line.get("split") != "test":
-                recorder.flush()
-                raise DivergedError(f"non-finite loss at step {line['step']}, seed {self.config.seed}")
-            peak = max(peak, float(line.get("peak_bytes", 0)))
+            with self._reading(line):
+                event = self._event(line)
+                peak = max(peak, float(line.get("peak_bytes", 0)))
             self._take_readings()
+            if event is not None:
+                recorder.take(event)
+                self.stop_if_asked(event)
         recorder.flush()
         if len(recorder.losses) < self.config.train.steps:
             what = f"the log ends after {len(recorder.losses)} of {self.config.train.steps} steps"
@@ -95,13 +95,23 @@ class FromLog(Runner):
         recorder.unmeasured[MEMORY] = OF_AN_ENGINE
         best = recorder.best()
         line = self.test_scores(best)
-        recorder.measured["peak_memory_bytes"] = max(peak, float(line.get("peak_bytes", 0)))
         self._take_readings()
-        weights = self._replayed(line, best)
         if self._away is not None:
             recorder.measured |= self._away.measured
-        self._with(line, splits.test)
-        self.report_test(best, weights)
+        with self._reading(line):
+            recorder.measured["peak_memory_bytes"] = max(peak, float(line.get("peak_bytes", 0)))
+            weights = self._replayed(line, best)
+            self._with(line, splits.test)
+            self.report_test(best, weights)
+
+    @contextmanager
+    def _reading(self, line: Line) -> Iterator[None]:
+        """Raise UserError for a line of another form than the client's."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"a line of the light client's log cannot be read ({type(error).__name__}: {error})"
+            raise UserError(what, where=f"{self._bundle.log}: {str(line)[:100]}") from error
 
     def lines(self) -> Iterator[Line]:
         """Yield the log's lines, those that are still to be written included; of a board, the new ones alone."""
@@ -142,7 +152,7 @@ class FromLog(Runner):
     def _bundle(self) -> bundle.Bundle:
         """The bundle. Raises UserError if it is damaged or of another trial."""
         trial, log = self.recorder.trial, self.config.device.log
-        folder = Path(log) if log else cache_folder() / "bundles" / trial.trial_id
+        folder = Path(log).expanduser() if log else cache_folder() / "bundles" / trial.trial_id
         if log is None and not folder.is_dir():
             bundles.write(trial, "", folder)
         read = bundle.read(folder)
@@ -155,7 +165,14 @@ class FromLog(Runner):
     def _phone(self) -> Phone | None:
         """The phone that runs the client; None if the client has run."""
         device = self.config.device
-        return None if device.log or device.client is None else Phone(Adb(), self._bundle.folder, Path(device.client))
+        if device.log or device.client is None:
+            return None
+        client = Path(device.client).expanduser()
+        if not client.is_file():
+            raise UserError(f"device.client: no file {client}", fix="build it: packages/edge/ANDROID.md says how")
+        adb = Adb()
+        adb.call("devices")  # raises UserError without adb, before an export that takes minutes
+        return Phone(adb, self._bundle.folder, client, should_stop=self.should_stop)
 
     def _replayed(self, line: Line, step: int) -> str:
         """Return the digest of theta as the log gives it.
@@ -177,23 +194,42 @@ class FromLog(Runner):
             self.recorder.measured["theta_difference"] = 0.0
         return weights
 
-    def _take(self, line: Line) -> None:
-        step, done = int(line["step"]), len(self.recorder.losses)
-        if step <= done:  # of an earlier attempt
-            return
-        if step > done + 1:
-            raise UserError(f"the light client's log goes from step {done} to step {step}")
-        losses = [float(loss) for loss in line["losses"]]
-        if len(losses) != (expected := 2 * self._bundle.manifest.settings.queries):
+    def _event(self, line: Line) -> StepDone | Evaluated | None:
+        """Return a line's event; None if it has none, or the journal has it.
+
+        Raises DivergedError, and UserError for the log of another run, or of a client that computes another function.
+        """
+        manifest, seed = self._bundle.manifest, self.config.seed
+        if line["type"] == "start" and line["settings"] != manifest.files[bundle.SETTINGS].sha256:
+            what = f"the log is of another bundle, of trial {line['trial_id']}"
+            raise UserError(what, where=str(self._bundle.log), fix="move it away, and copy this bundle's log here")
+        if line["type"] == "diverged" and line.get("split") != "test":
+            raise DivergedError(f"non-finite loss at step {line['step']}, seed {seed}")
+        if line["type"] == "step":
+            return self._step(line)
+        if line["type"] == "scores" and line["split"] == "dev" and line["step"] in manifest.settings.evaluations:
+            step = int(line["step"])
+            event = evaluated_at(step, partial(self.bench.score, self._with(line, self.bench.splits.dev)), seed)
+            return replace(event, seconds=float(line["seconds"]))
+        return None
+
+    def _step(self, line: Line) -> StepDone | None:
+        step, log, settings = int(line["step"]), self.recorder.coefs, self._bundle.manifest.settings
+        losses, coefs = [float(loss) for loss in line["losses"]], [float(g) for g in line["coefs"]]
+        if not 1 <= step <= min(len(log) + 1, settings.steps):
+            raise UserError(f"the light client's log goes from step {len(log)} of {settings.steps} to step {step}")
+        if len(losses) != (expected := 2 * settings.queries):
             what = f"step {step} of the light client's log has {len(losses)} losses instead of {expected}"
             raise UserError(what, where=str(self._bundle.folder))
-        coefs = tuple(map(float, line["coefs"]))
-        mean = sum(losses) / len(losses)
-        self.recorder.take(StepDone(step, mean, coefs, float(line["seconds"]), int(line["tokens"])))
-        if step <= agreement.STEPS:
-            self._first[step] = losses
-        if step in (1, agreement.STEPS):  # a client that computes another function is refused at once
-            self._compare()
+        if step <= len(log) and coefs != [*log[step - 1]]:
+            what = f"step {step} in the trial's journal is of another run than the light client's log"
+            fix = f"--rerun {settings.trial_id} begins the trial anew, from this log"
+            raise UserError(what, where=str(self._bundle.log), fix=fix)
+        if step <= agreement.STEPS:  # also of an earlier attempt: a client that is refused once is refused again
+            self._compare(step, losses)
+        if step <= len(log):
+            return None
+        return StepDone(step, sum(losses) / len(losses), coefs, float(line["seconds"]), int(line["tokens"]))
 
     def _installed(self) -> InstalledSpace:
         """Install the space at the values at which the program begins."""
@@ -201,12 +237,12 @@ class FromLog(Runner):
         tensors = None if initial is None else {name: torch.from_numpy(value) for name, value in initial.items()}
         return self.bench.install(tensors)
 
-    def _compare(self) -> None:
+    def _compare(self, step: int, losses: Sequence[float]) -> None:
         """Compare the client's losses with the engine's. Raises UserError if it computes another function."""
-        space = self._installed()
+        bench, space = self.bench, self._installed()
         try:
-            ratio = agreement.of_first_steps(self.bench, space, self._first, self.recorder.coefs)
-            self.recorder.take_noise_to_signal(ratio)
+            rebuild(bench.method(), space, self.recorder.coefs[: step - 1], bench.rates(), seed=self.config.seed)
+            agreement.of_step(bench, space, step, losses, self._compared)
         finally:
             space.uninstall()
 
@@ -221,7 +257,9 @@ class FromLog(Runner):
 
     def _with(self, line: Line, examples: Sequence[EncodedExample]) -> Sequence[EncodedExample]:
         """Score these examples by a line of the log."""
-        scores = [[float(value) for value in row] for row in line["scores"]]
+        scores, (rows, _) = [[*map(float, row)] for row in line["scores"]], self._bundle.manifest.splits[line["split"]]
+        if len(scores) != rows:
+            raise ValueError(f"scores of {len(scores)} rows instead of {rows}")
         self.bench.scorer = partial(scored, lambda rows: scores, self.frame, self.bench.evaluated)
         return examples
 

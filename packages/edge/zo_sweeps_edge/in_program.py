@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from zo_sweeps.core.files import Cached
 from zo_sweeps.core.fingerprint import fingerprint
@@ -18,8 +17,8 @@ from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.perturbations.gaussian import Gaussian
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
-from zo_sweeps.engine.replay import digest
-from zo_sweeps.engine.step import Method
+from zo_sweeps.engine.replay import digest, replay
+from zo_sweeps.engine.step import Method, RunState
 from zo_sweeps.engine.train import Evaluated, StepDone
 from zo_sweeps.engine.types import Peers
 from zo_sweeps.methods.definition import identity, write
@@ -46,7 +45,7 @@ class InProgram(ZerothOrderRunner):
     """
 
     _session: Session
-    _initial: Mapping[str, Tensor]
+    _opened: float  # peak memory while the program was opened
 
     def device(self) -> dict[str, Any]:
         host, device = super().device(), self.config.device
@@ -60,12 +59,40 @@ class InProgram(ZerothOrderRunner):
         measured["program_bytes"], measured["planned_bytes"] = float(file.stat().st_size), float(program.planned_bytes)
         self.meter.start()  # not the memory of the export
         seed = self.config.seed
-        self._session = Session(
-            program, load(file), bench.objective, bench.examples_of, bench.rates(), seed, keeps=agreement.STEPS
-        )
-        self._initial = {name: param.detach().clone() for name, param in space.params.items()}
+        self._session = Session(program, load(file), bench.objective, bench.examples_of, bench.rates(), seed)
+        self._opened = float(self.meter.stop())
+        self._compare(space)
+        self.meter.start()  # nor that of the comparison
         bench.scorer = partial(scored, self._session.scores, program.frame, bench.evaluated)
         return self._session
+
+    def _compare(self, space: InstalledSpace) -> None:
+        """Compare the program's losses of the first steps with the engine's before any step is kept; theta is restored.
+
+        A loss that is not finite ends the comparison, as it ends the run. Raises UserError if the program computes
+        another function. Cost: the first steps, in the program and in the engine.
+        """
+        bench, session, log, seed = self.bench, self._session, self.recorder.coefs, self.config.seed
+        method = bench.method().bind(space.params)
+        state: RunState | None = None
+        initial = {name: param.detach().clone() for name, param in space.params.items()}
+        measured: list[tuple[float, float]] = []
+        for step in range(1, min(agreement.STEPS, self.config.train.steps) + 1):
+            points, losses = session.losses(method.estimator.points(seed, step))
+            if not all(map(math.isfinite, losses)):
+                break
+            agreement.of_step(bench, space, step, losses, measured)
+            coefs = log[step - 1] if step <= len(log) else method.estimator.combine(points, losses).coefs
+            session.tell(coefs)
+            state = replay(method, space.params, [coefs], bench.rates(), seed=seed, state=state, first=step)
+        session.restart()
+        for name, param in space.params.items():
+            param.data.copy_(initial[name])
+
+    def stop_memory(self) -> None:
+        super().stop_memory()
+        measured = self.recorder.measured
+        measured["peak_memory_bytes"] = max(measured["peak_memory_bytes"], self._opened)
 
     def _steps(self, method: Method, space: InstalledSpace, peers: Peers | None) -> Iterator[StepDone | Evaluated]:
         for event in super()._steps(method, space, peers):
@@ -77,16 +104,12 @@ class InProgram(ZerothOrderRunner):
             self._session.tell(coefs)
 
     def measure_parts(self, space: InstalledSpace | None, step: Work | None) -> None:
-        """Record how far the program's theta is from the log's, and how much of its first estimates is rounding."""
+        """Record how far the program's theta is from the log's."""
         self.recorder.unmeasured[MEMORY] = OF_AN_ENGINE
         assert space is not None
         theta = self._session.theta()
         differences = [float((theta[name] - param.detach()).abs().max()) for name, param in space.params.items()]
         self.recorder.measured["theta_difference"] = max(differences)
-        for name, param in space.params.items():
-            param.data.copy_(self._initial[name])
-        ratio = agreement.of_first_steps(self.bench, space, self._session.kept, self.recorder.coefs)
-        self.recorder.take_noise_to_signal(ratio)
 
 
 def program_of(bench: Workbench, space: InstalledSpace) -> tuple[Program, Path]:

@@ -16,7 +16,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ from typing import Any
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import parse_object
 from zo_sweeps.core.light_client import BUSY, DIVERGED, DONE, FAILED, LOG, NAME, WRONG_USAGE, Line
+from zo_sweeps.run.runner import StoppedError
 from zo_sweeps_edge import bundle
 
 REMOTE = "/data/local/tmp/zo_sweeps"  # a folder in which adb's user may run programs
+VOID = ".void"  # suffix of what a run has left that does not count
 SENSORS = "phone.jsonl"  # temperature and battery over time, in the bundle here
 KILLED = 255  # exit status of a client that ended by a signal, perhaps with the shell that would report it
 MOST_RESTARTS = 5  # without a new line of the log
@@ -98,6 +100,7 @@ class Phone:
         poll: seconds between two looks at the log.
         sensors_every: seconds between two readings of temperature and battery, at least.
         patience: seconds without an answer of the phone after which the run is given up.
+        should_stop: called between two looks.
     """
 
     adb: Adb
@@ -106,6 +109,7 @@ class Phone:
     poll: float = 2.0
     sensors_every: float = 10.0
     patience: float = 600.0
+    should_stop: Callable[[], bool] = lambda: False
     _last_reading: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -113,8 +117,16 @@ class Phone:
         self.remote = f"{REMOTE}/{self.manifest.settings.trial_id}"
         self.log = self.folder / LOG
 
+    def forget(self) -> None:
+        """Move what a run has left here aside, log and readings; `install` does so on the phone."""
+        for path in (self.log, self.folder / SENSORS):
+            if path.exists():
+                path.replace(path.with_suffix(VOID))
+
     def install(self) -> None:
         """Copy bundle and client to the phone, unless they are there; a log that is on the phone is kept.
+
+        Without one here it is of a run that is void: its client is ended, and it is moved aside.
 
         Raises UserError if the phone's log does not begin with the one here.
         """
@@ -128,6 +140,8 @@ class Phone:
             self.adb.shell(f"cd {self.remote} && chmod 755 {NAME} && echo {digest} >installed")
         here = self.log.read_bytes() if self.log.exists() else b""
         if not here:
+            ended = f"kill -9 -$(cat pid) 2>/dev/null; mv {LOG} {Path(LOG).with_suffix(VOID)} 2>/dev/null"
+            self.adb.shell(f"cd {self.remote} && {{ {ended}; }}; true")
             return
         there = self.adb.shell(f"cd {self.remote} && touch {LOG} && head -c {len(here)} {LOG} | sha256sum")
         if there.split()[:1] != [hashlib.sha256(here).hexdigest()]:
@@ -142,11 +156,14 @@ class Phone:
         Args:
             arguments: of the client, after the bundle; none for the steps.
 
-        Raises DisconnectedError after `patience` seconds without the phone, and UserError if the client fails.
+        Raises DisconnectedError after `patience` seconds without the phone, UserError if the client fails, and
+        StoppedError if a stop was requested: the client runs on, and its log is read by the next attempt.
         """
         answered, restarts, step = time.monotonic(), -1, 0
         state: int | None = KILLED
         while True:
+            if self.should_stop():
+                raise StoppedError
             try:
                 if state in (KILLED, BUSY):
                     restarts += state == KILLED

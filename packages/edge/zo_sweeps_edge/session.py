@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zo_sweeps.core.light_client import without_dropped
 from zo_sweeps.engine.batch import Example
 from zo_sweeps.engine.types import Evaluate
 from zo_sweeps.methods.objective import Objective
@@ -63,7 +64,6 @@ class Session:
 
     Attributes:
         tokens: forwarded in the last step, padding included.
-        kept: step -> the losses at its points, of the first `keeps` steps.
     """
 
     def __init__(
@@ -74,12 +74,11 @@ class Session:
         examples_of: Callable[[int], Sequence[Example]],
         rates: Rates,
         seed: int,
-        keeps: int = 0,
     ) -> None:
         self._forward, self._apply = methods
         self._program, self._objective, self._examples_of = program, objective, examples_of
         self._rates, self._seed = rates, seed
-        self.tokens, self.kept, self._keeps = 0, dict[int, list[float]](), keeps
+        self.tokens = 0
         self.restart()
 
     def restart(self) -> None:
@@ -90,9 +89,9 @@ class Session:
     def tell(self, coefs: Sequence[float]) -> None:
         """Take the coefficients of the next step; theta moves at the next call."""
         self._flush()
-        self._steps, self._pending = self._steps + 1, tuple(coefs)
+        self._steps, self._pending = self._steps + 1, tuple(without_dropped(coefs))
 
-    def losses(self, points: Sequence[Point], f: Evaluate) -> tuple[Sequence[Point], list[float]]:
+    def losses(self, points: Sequence[Point], f: Evaluate | None = None) -> tuple[Sequence[Point], list[float]]:
         """Return the points of the next step and f at each, which the program computes; `f` is not called."""
         calls, values = self._program.calls, [0.0] * len(points)
         arrays = self._of_step(self._examples_of(self._steps + 1))
@@ -104,8 +103,6 @@ class Session:
             losses, _ = self._call(arrays, [points[i].key for i in group], first.scale)
             for i, loss in zip(group, losses.tolist(), strict=True):
                 values[i] = loss
-        if self._steps < self._keeps:
-            self.kept[self._steps + 1] = values
         return points, values
 
     def scores(self, rows: Sequence[Row]) -> list[list[float]]:
