@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 def incompatible(config: TrialConfig) -> list[str]:
     """Return every reason why a configuration cannot run on any machine."""
-    if (wrong := [*_circuit(config)]) or not config.method.kind.of_model:
-        return wrong
     own = config.method.kind.problems
+    if (wrong := [*_circuit(config)]) or not config.method.kind.of_model:
+        return wrong or [*own(config)]
     rules = (_prompt, _estimation, own, _objective, _measuring, _training, _codes, _theta, _halving)
     return [*chain.from_iterable(rule(config) for rule in rules)]
 

@@ -121,6 +121,8 @@ def test_gaussian_numbers_have_the_moments_of_a_gaussian(name: str, mean: float,
         (PeZOPool(stored_bits=12), Synthesis(), "scaled once, by a shift"),
         (PeZOPool(k=20, stored_bits=12, rounding="log"), Synthesis(), "too large for a circuit"),
         (PeZOPool(stored_bits=12, rounding="log"), Synthesis(lanes=6), "6 numbers per clock is no power of two"),
+        (PeZOPool(stored_bits=12, rounding="log"), Synthesis(parameters=4095), "all directions of 4095 numbers"),
+        (PeZOOnTheFly(k=2, bits=2), Synthesis(parameters=9), "all directions of 9 numbers would be the same"),
         (Rademacher(), Synthesis(), "no circuit of perturbation 'rademacher'"),
     ],
 )

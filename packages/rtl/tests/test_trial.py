@@ -90,6 +90,7 @@ def test_without_the_tools_the_plan_says_what_to_install(monkeypatch: pytest.Mon
     [
         ((GRID, "device=cpu"), "method kind 'synthesis' makes circuits: use device=rtl, not cpu"),
         (("+grid=quickstart", "device=rtl"), "device=rtl makes circuits"),
+        ((GRID, "method.lanes=3"), r"3 numbers per clock is no power of two below 2\^12 in method.lanes"),
     ],
 )
 def test_a_circuit_and_its_device_go_together(overrides: tuple[str, ...], message: str) -> None:
@@ -100,7 +101,7 @@ def test_a_circuit_and_its_device_go_together(overrides: tuple[str, ...], messag
 @pytest.mark.multiprocess
 @pytest.mark.long
 def test_a_trial_has_figures_and_the_files_behind_them() -> None:
-    trial = only(planned("perturbation.k=2", *SMALL), "ring_8")
+    trial = only(planned("grid.only=[ring_8]", "perturbation.k=2", *SMALL), "ring_8")
     events = Events()
     outcome = run_trial(trial, events, [], 1, lambda: False)
     assert outcome.state is TrialState.SUCCEEDED, outcome.error
@@ -163,5 +164,8 @@ def test_the_command_writes_a_circuit_that_passes_its_plain_test_bench(
     work.mkdir()
     assert main(["rtl", "--rngs", "30", "--out", str(work)]) == 2
     assert "--rngs must be 2^k - 1, not 30; use 3, 7, 15, 31, 63, ..." in capsys.readouterr().err
-    assert main(["rtl", "perturbation=pezo_pool", "--out", str(work)]) == 2
-    assert "set perturbation.stored_bits=12" in capsys.readouterr().err
+    for chosen in ("perturbation=pezo_pool", "perturbation.name=pezo_pool"):
+        assert main(["rtl", chosen, "--out", str(work)]) == 2
+        assert "set perturbation.stored_bits=12" in capsys.readouterr().err
+    assert main(["rtl", "--rngs", "31", "perturbation=pezo_pool", "--out", str(work)]) == 2
+    assert "--rngs are registers of perturbation=pezo_onthefly, not of pezo_pool" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from pathlib import Path
 from zo_sweeps.cli.parser import grid_parser, parse
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.plan.availability import Places
 from zo_sweeps.plan.compatible import incompatible
 from zo_sweeps.session.export import new_or_empty
@@ -52,9 +53,8 @@ def write_circuit(
     """
     if clocks < 1:
         raise UserError(f"--clocks must be at least 1, not {clocks}")
-    given = ["method=rtl", "device=rtl", *overrides]
-    if not any(text.startswith("perturbation=") for text in overrides):
-        given.append("perturbation=pezo_onthefly")
+    chosen = {text.partition("=")[0].lstrip("+") for text in overrides} & {"perturbation", "perturbation.name"}
+    given = ["method=rtl", "device=rtl", *([] if chosen else ["perturbation=pezo_onthefly"]), *overrides]
     if (rngs := size["rngs"]) is not None:
         if rngs < 3 or rngs & (rngs + 1):
             raise UserError(f"--rngs must be 2^k - 1, not {rngs}", fix="use 3, 7, 15, 31, 63, ...")
@@ -63,6 +63,8 @@ def write_circuit(
         given.append(f"perturbation.bits={size['bits']}")
     config = single(Composer(given, config_dirs), "a circuit", "perturbation")
     kind = config.method.kind
+    if rngs is not None and not isinstance(config.perturbation, PeZOOnTheFly):
+        raise UserError(f"--rngs are registers of perturbation=pezo_onthefly, not of {config.perturbation.name}")
     if wrong := incompatible(config):
         raise UserError(wrong[0])
     if not isinstance(kind, Synthesis):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import lfsr
 from zo_sweeps.engine.perturbations.pezo_pool import PeZOPool
 from zo_sweeps.engine.pezo import expected_norm, round_factor
@@ -46,11 +45,9 @@ def pool(
     Args:
         parameters: d, the numbers of a direction.
         lanes: w. replays: whether the first address of a direction is kept, to draw it again.
-
-    Raises UserError for a pool that is not of fixed-point numbers, or not scaled by a shift.
     """
-    b = _stored_bits(perturbation, lanes)
-    k, N = perturbation.k, perturbation.size
+    k, N, b = perturbation.k, perturbation.size, perturbation.stored_bits
+    assert b is not None, "a circuit stores fixed-point numbers"
     integers = (numbers_of(seed, k, b).double() * (1 << (b - 1))).round().long()
     norm = numbers_of(seed, k, b).double().norm()
     exponent = int(round_factor(expected_norm(N) / norm, perturbation.rounding).log2().round())
@@ -93,23 +90,6 @@ def pool(
         files={f"bank{j}.hex": _image(integers.roll(-j), k, b, lanes) for j in range(lanes)},
         notes=notes,
     )
-
-
-def _stored_bits(perturbation: PeZOPool, lanes: int) -> int:
-    """Return the bits of a stored number. Raises UserError for a pool that no circuit holds."""
-    where = f"perturbation {perturbation.name}"
-    if perturbation.stored_bits is None or perturbation.length != "pool" or perturbation.rounding == "none":
-        raise UserError(
-            "a circuit stores fixed-point numbers that were scaled once, by a shift",
-            where=where,
-            fix="set perturbation.stored_bits=12, perturbation.length=pool and perturbation.rounding=linear or log",
-        )
-    if perturbation.k not in lfsr.TAPS:
-        what = f"a pool of 2^{perturbation.k} - 1 numbers is too large for a circuit"
-        raise UserError(what, where=where, fix="set perturbation.k to 16 or less")
-    if lanes & (lanes - 1) or lanes >= perturbation.size:
-        raise UserError(f"{lanes} numbers per clock is no power of two below 2^{perturbation.k}", where="method.lanes")
-    return perturbation.stored_bits
 
 
 def _start(k: int, jump: int) -> int:

@@ -7,7 +7,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from zo_sweeps.core.errors import UserError
 from zo_sweeps.engine import lfsr
 from zo_sweeps.engine.perturbations.pezo_onthefly import PeZOOnTheFly
 from zo_sweeps.engine.pezo import CPU, block_factors, windows
@@ -38,15 +37,7 @@ def ring(
         factors: `table`: a memory of 2^b entries, as in the paper; `exceptions`: the most frequent factor, and in logic
             the addresses of all others. The numbers are the same.
         replays: whether a copy of the registers at a direction's start allows to draw it again.
-
-    Raises UserError for a perturbation whose scaling is no shift from a table.
     """
-    if perturbation.length != "block" or perturbation.rounding == "none":
-        raise UserError(
-            "a circuit scales the numbers of a clock by a shift from a table",
-            where=f"perturbation {perturbation.name}",
-            fix="set perturbation.length=block and perturbation.rounding=linear or log",
-        )
     n, b, period = perturbation.registers, perturbation.bits, perturbation.period
     leap = lfsr.leap(b) if perturbation.leap else 1
     states, turned = lfsr.cycle(b, leap), windows(seed, n, b, CPU)
