@@ -17,7 +17,8 @@ from zo_sweeps.core.errors import UserError
 
 CHOOSES = {f"{group}.name": group for group in TRIAL_GROUPS}  # estimator.name=X chooses X, as estimator=X does
 OPEN = (*AXES, "precision", "task", "method")  # parts of a trial that Hydra takes as they are
-PATHS = ("model.path", "data.dir", "state_dir", "tracking.uri")  # taken as typed: Hydra's grammar stops at "~" and "("
+# Taken as typed: Hydra's grammar stops at "~" and "(".
+PATHS = ("model.path", "data.dir", "device.log", "device.client", "state_dir", "tracking.uri")
 HOOKS = ("on.done", "on.failed", "on.first_result")  # so are commands and URLs, whatever commas they have
 # Keys that give a grid's cells the trials that its files do, the seed aside.
 SAME_TRIALS = ("seed", "grid.seeds", "data.dir", "executor", "cluster", "tracking", "on", "state_dir")

@@ -110,7 +110,7 @@ def _of_logs(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield (trial_id, why it cannot run) of each trial whose `device.log` is of another trial of the plan."""
     devices = {trial_id: TrialConfig.of(trial.config).device for trial_id, trial in plan.every.items()}
     owners = {
-        device.log: runtime.trial_of_log(Path(device.log))
+        device.log: runtime.trial_of_log(Path(device.log).expanduser())
         for device in devices.values()
         if device.log and (runtime := device.installed_runtime)
     }

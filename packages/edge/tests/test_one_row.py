@@ -41,8 +41,9 @@ def _manifests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exported(folder: Path, *overrides: str, row: str = "", grid: str = "quickstart") -> tuple[str, list[str]]:
     """The trial of a bundle, and the overrides of the command that reads it back."""
-    given = [f"+grid={grid}", f"state_dir={folder / 'runs'}", *overrides]
-    _, manifest, back = write_bundle(given, (), folder / "bundle", row)
+    given = [f"+grid={grid}", f"state_dir={folder / 'runs'}", "on.done=https://hooks.example.com/SECRET", *overrides]
+    _, manifest, back = write_bundle(given, (), folder / "a (b), c", row)
+    assert "SECRET" not in manifest.config["command"], "it goes to the board"
     return manifest.settings.trial_id, [*back.overrides]
 
 

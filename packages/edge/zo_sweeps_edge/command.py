@@ -66,7 +66,7 @@ def write_bundle(
     target = new_or_empty(Path(folder).expanduser())
     from zo_sweeps_edge import bundles
 
-    back = Command((*overrides, f"device.log={target}"), tuple(config_dirs))
+    back = Command.of((*overrides, f"device.log={target.resolve()}"), config_dirs)
     return target, bundles.write(trial, str(back), target), back
 
 
