@@ -155,7 +155,8 @@ def _time(plan: PlanFacts) -> Iterator[str]:
         where = "" if plan.slots is None else "; plan --probe measures this machine, in about ten seconds"
         yield f"time: not known until a trial of this plan has finished here{where}"
     elif plan.seconds_left is None:
-        yield f"time: not known for some of the {left} left: their models' shapes are not known"
+        what = "programs, circuits and models of unknown shape"
+        yield f"time: not known for some of the {left} left: no speed is known of {what}"
     else:
         taken, how = plan.seconds_left, "run one at a time"
         if plan.seconds_to_go is not None and plan.slots:

@@ -62,7 +62,8 @@ class PooledNoise(StreamedNoise):
 
     def __init__(self, pool: PeZOPool, sizes: Sequence[int], seed: int) -> None:
         super().__init__(sizes, Cycles(pool.stride, (pool.size, 1)))
-        scales = [pool.scale(seed, start) for start in range(pool.size)]
+        starts = 1 if pool.length == "pool" else pool.size  # whose scales differ
+        scales = [pool.scale(seed, start) for start in range(starts)]
         self._scaled_before = len({*scales}) == 1
         numbers = pezo.pool(seed, pool.k, pool.stored_bits)
         if self._scaled_before:
