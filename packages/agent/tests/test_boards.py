@@ -74,8 +74,11 @@ def answer(store: Store, *lines: dict[str, Any], state: TrialState | None = None
 
 
 def test_a_run_of_the_client_is_a_lease(store: Store, bundle: Bundle) -> None:
-    one, known = board(store), log_of([[1.0], [2.0]], [0, 2])
-    assert text_of(known).splitlines()[1] == '{"type":"step","step":1,"coefs":[1.0]}', "as the client reads it"
+    one, known = board(store), log_of([[1.0, 2.0], [float("nan"), 3.0]], [0, 2])
+    assert text_of(known).splitlines()[1:3] == [  # as the client reads them, and takes their mean
+        '{"type":"step","step":1,"coefs":[1.0,2.0]}',
+        '{"type":"step","step":2,"coefs":[0.0,6.0]}',
+    ]
     sender = answer(store, *LINES, state=TrialState.SUCCEEDED)
     assert list(one.steps(bundle, known)) == LINES
     sender.join()

@@ -215,13 +215,13 @@ class FromLog(Runner):
 
     def _step(self, line: Line) -> StepDone | None:
         step, log, settings = int(line["step"]), self.recorder.coefs, self._bundle.manifest.settings
-        losses, coefs = [float(loss) for loss in line["losses"]], [float(g) for g in line["coefs"]]
+        losses, coefs = [*map(float, line["losses"])], tuple(map(float, line["coefs"]))
         if not 1 <= step <= min(len(log) + 1, settings.steps):
             raise UserError(f"the light client's log goes from step {len(log)} of {settings.steps} to step {step}")
         if len(losses) != (expected := 2 * settings.queries):
             what = f"step {step} of the light client's log has {len(losses)} losses instead of {expected}"
             raise UserError(what, where=str(self._bundle.folder))
-        if step <= len(log) and coefs != [*log[step - 1]]:
+        if step <= len(log) and coefs != tuple(log[step - 1]):
             what = f"step {step} in the trial's journal is of another run than the light client's log"
             fix = f"--rerun {settings.trial_id} begins the trial anew, from this log"
             raise UserError(what, where=str(self._bundle.log), fix=fix)

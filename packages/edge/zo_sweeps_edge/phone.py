@@ -111,6 +111,7 @@ class Phone:
     patience: float = 600.0
     should_stop: Callable[[], bool] = lambda: False
     _last_reading: float = field(default=0.0, init=False)
+    _void: bool = field(default=False, init=False)  # what is on the phone
 
     def __post_init__(self) -> None:
         self.manifest = bundle.read(self.folder).manifest
@@ -118,7 +119,8 @@ class Phone:
         self.log = self.folder / LOG
 
     def forget(self) -> None:
-        """Move what a run has left here aside, log and readings; `install` does so on the phone."""
+        """Move what a void run has left aside: log and readings here, and its log on the phone when it answers."""
+        self._void = True
         for path in (self.log, self.folder / SENSORS):
             if path.exists():
                 path.replace(path.with_suffix(VOID))
@@ -126,10 +128,12 @@ class Phone:
     def install(self) -> None:
         """Copy bundle and client to the phone, unless they are there; a log that is on the phone is kept.
 
-        Without one here it is of a run that is void: its client is ended, and it is moved aside.
-
         Raises UserError if the phone's log does not begin with the one here.
         """
+        if self._void:
+            aside = f"kill -9 -$(cat pid); mv {LOG} {Path(LOG).with_suffix(VOID)}"
+            self.adb.shell(f"(cd {self.remote} && {{ {aside}; }}) 2>/dev/null; true")
+            self._void = False
         digest = hashlib.sha256((self.folder / bundle.MANIFEST).read_bytes() + self.client.read_bytes()).hexdigest()
         if self.adb.shell(f"cat {self.remote}/installed 2>/dev/null; true").strip() != digest:
             self.adb.shell(f"mkdir -p {self.remote}")
@@ -140,8 +144,6 @@ class Phone:
             self.adb.shell(f"cd {self.remote} && chmod 755 {NAME} && echo {digest} >installed")
         here = self.log.read_bytes() if self.log.exists() else b""
         if not here:
-            ended = f"kill -9 -$(cat pid) 2>/dev/null; mv {LOG} {Path(LOG).with_suffix(VOID)} 2>/dev/null"
-            self.adb.shell(f"cd {self.remote} && {{ {ended}; }}; true")
             return
         there = self.adb.shell(f"cd {self.remote} && touch {LOG} && head -c {len(here)} {LOG} | sha256sum")
         if there.split()[:1] != [hashlib.sha256(here).hexdigest()]:
