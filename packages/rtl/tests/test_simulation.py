@@ -31,7 +31,7 @@ CIRCUITS: dict[str, Callable[[], Circuit]] = {
     "table": lambda: ring(RING, 1, 40),
     "exceptions": lambda: ring(RING, 1, 40, factors="exceptions"),
     "pointer": lambda: ring(replace(RING, address="pointer", leap=True), 1, 40, replays=True),
-    "replays": lambda: ring(RING, 1, 40, replays=True),
+    "replays": lambda: ring(RING, 1, 40_000, replays=True),
     "pool": lambda: pool(POOL, 1, 101, lanes=4),
     "pool replays": lambda: pool(replace(POOL, advance="coprime"), 1, 99, lanes=4, replays=True),
     "tree": lambda: gaussian.tree(1, 1),

@@ -19,12 +19,14 @@ class SimulatedSteps:
     Args, [steps] int64 each:
         direction: t. clock: c within the direction.
         fresh, again: 1 at the first step of a new direction; at the first step of another pass over the same one.
+    length: clocks of a direction.
     """
 
     direction: Tensor
     clock: Tensor
     fresh: Tensor
     again: Tensor
+    length: int
 
     @classmethod
     def of(cls, steps: int, length: int, passes: int = 1) -> SimulatedSteps:
@@ -32,7 +34,7 @@ class SimulatedSteps:
         step = torch.arange(steps)
         turn, clock = step // length, step % length
         first, repeated = clock == 0, turn % passes > 0
-        return cls(turn // passes, clock, (first & ~repeated).long(), (first & repeated).long())
+        return cls(turn // passes, clock, (first & ~repeated).long(), (first & repeated).long(), length)
 
 
 Expected = Callable[[SimulatedSteps], "tuple[Tensor, Tensor]"]

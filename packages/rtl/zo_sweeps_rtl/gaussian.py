@@ -50,7 +50,7 @@ def tree(seed: int, copies: int, parameters: int = 1, *, replays: bool = False, 
     clocks, length = 1 + WORD * LEVELS, _length(parameters, copies, replays)
 
     def expected(schedule: SimulatedSteps) -> tuple[Tensor, Tensor]:
-        states = _states(seed, clocks, length, schedule)
+        states = _states(seed, clocks, schedule)
         path = torch.zeros_like(states)
         for level in range(LEVELS):
             word = states.roll(LEVELS - level) >> (WORD * level) & 255  # the first level saw the state 7 clocks ago
@@ -82,7 +82,7 @@ def clt(seed: int, copies: int, parameters: int = 1, *, replays: bool = False, r
     clocks, length = WORD * TERMS, _length(parameters, copies, replays)
 
     def expected(schedule: SimulatedSteps) -> tuple[Tensor, Tensor]:
-        states = _states(seed, clocks, length, schedule).roll(1)  # the state one clock ago
+        states = _states(seed, clocks, schedule).roll(1)  # the state one clock ago
         terms = [states >> (WORD * i) & 255 for i in range(TERMS)]
         return torch.stack(terms).sum(0).unsqueeze(1), torch.zeros_like(states)
 
@@ -159,9 +159,9 @@ def _start(seed: int) -> int:
     return 1 + (seed + 1) * SPREAD % ((1 << STATE_BITS) - 1)
 
 
-def _states(seed: int, clocks: int, length: int, schedule: SimulatedSteps) -> Tensor:
+def _states(seed: int, clocks: int, schedule: SimulatedSteps) -> Tensor:
     """Return the state that each step uses, [steps] int64."""
-    index = schedule.direction * length + schedule.clock
+    index = schedule.direction * schedule.length + schedule.clock
     leap, states = registers.power(TAPS, STATE_BITS, clocks), [_start(seed)]
     while len(states) <= int(index.max()):
         states.append(registers.image(leap, states[-1]))

@@ -50,7 +50,7 @@ def ring(
     length = perturbation.clocks(parameters)
 
     def expected(schedule: SimulatedSteps) -> tuple[Tensor, Tensor]:
-        clock = (schedule.direction * length + schedule.clock) % period
+        clock = (schedule.direction * schedule.length + schedule.clock) % period
         state, place = (clock % len(states)).unsqueeze(1), clock % n
         numbers = states[(turned[place] + state) % len(states)].long()
         return numbers, (exponents - least)[(addresses[place] + state) % len(states)].squeeze(1)

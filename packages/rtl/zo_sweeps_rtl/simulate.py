@@ -17,13 +17,15 @@ def vectors(circuit: Circuit, clocks: int) -> str:
     """Return one line of hexadecimal digits per clock, from the top bit on: controls, valid, shift, numbers.
 
     One clock in STALL has no step: outputs must stay. A circuit with a reset has it on the first clock, and no step
-    then. Cost: n b / 4 characters per clock.
+    then. A direction that is replayed is cut, so that its passes are reached: a circuit is told where one begins, and
+    does not know its length. Cost: n b / 4 characters per clock.
     """
     at, reset = torch.arange(clocks), RESET in circuit.controls
     steps = ((at % STALL != STALL - 1) & ((at > 0) | (not reset))).long()
     last = steps.cumsum(0) - 1  # step; -1 before the first
     index = last.clamp(min=0)
-    schedule = SimulatedSteps.of(int(index[-1]) + 1, circuit.length, circuit.passes)
+    length = circuit.length if circuit.passes == 1 else min(circuit.length, max(1, clocks // (2 * circuit.passes)))
+    schedule = SimulatedSteps.of(int(index[-1]) + 1, length, circuit.passes)
     numbers, shifts = (values.numpy() for values in circuit.expected(schedule))
     by_name = {"step": steps, "fresh": schedule.fresh[index], "again": schedule.again[index], RESET: (at == 0).long()}
     fields = [by_name[name].numpy().reshape(-1, 1) for name in circuit.controls]
