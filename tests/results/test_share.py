@@ -32,6 +32,7 @@ from tests.tables.examples import PUBLISHED, small
 from tests.tasks.common import load_task, spec_of
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.files import packed, unpacked
+from zo_sweeps.core.trial import TrialState
 from zo_sweeps.engine.replay import OtherBasesError
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.precision import Precision
@@ -41,7 +42,7 @@ from zo_sweeps.record import archive
 from zo_sweeps.record.journal import JournalStore, evals, predictions
 from zo_sweeps.results import exchange
 from zo_sweeps.run.workbench import Workbench, torch_device
-from zo_sweeps.schedule.ledger import read_standing
+from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.session import session, verify
 from zo_sweeps.tables import build, to_text
 from zo_sweeps.tasks.data import digest_rows
@@ -725,9 +726,12 @@ def test_a_search_goes_on_from_one_s_own_archive_on_another_machine(
     assert status == 0
     assert "1 trial not run: others of their cell were selected" in text
 
+    first = ({*frame[frame["state"] == "SUCCEEDED"]["trial_id"]} - {confirming}).pop()
+    with Ledger(here) as stopped:  # before its first step
+        stopped.write(first, TrialState.CANCELLED)
     own = ("import", file, *words, f"state_dir={here}", "--own")
     status, text = said(capsys, *own, swept.key)
-    assert (status, "3 trials of Three kinds of trial, local model (model.path=model) are new" in text) == (0, True)
+    assert (status, "3 trials of Three kinds of trial, local model (model.path=model) new in" in text) == (0, True)
     assert "0 trials of" in said(capsys, *own, swept.key)[1]
     frame = zo_sweeps.run("tiny", swept.words, here, [conf[1]])
     assert confirming in {*frame["trial_id"]}

@@ -338,7 +338,7 @@ def go_on(source: Archive, state_dir: Path, composer: Composer, key: Path) -> in
         shared = _agreeing(source, Path(name), composer)
         with Ledger(state_dir) as ledger, contextlib.closing(JournalStore(state_dir)) as journals:
             outcomes = shared.standing.outcomes.items()
-            new = {i: outcome for i, outcome in outcomes if i not in ledger.states and not journals.path(i).exists()}
+            new = {i: outcome for i, outcome in outcomes if not ledger.has_result(i) and not journals.path(i).exists()}
             for trial_id, outcome in new.items():
                 journals.append(trial_id, shared.journals.read(trial_id))
                 ledger.write(trial_id, outcome.state, error=outcome.error, outcome=outcome)
