@@ -203,7 +203,7 @@ def example_commands() -> list[str]:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.long  # the tutorial's sweep and the member's contract are held on every change
+@pytest.mark.long  # tests/docs/test_adding runs the page's member and holds it to its contract on every change
 def test_the_added_method_runs_and_its_results_are_a_data_frame(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

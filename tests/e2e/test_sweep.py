@@ -121,7 +121,7 @@ def test_ray_gives_the_same_cells(inline: Sweep, sweep: Sweep) -> None:
     assert sweep.cells() == inline.cells()
 
 
-@pytest.mark.chaos  # the interrupted sweep, and tests/run/test_run_trial.py at every event, stay in the suite
+@pytest.mark.chaos  # Ctrl-C in test_ray_backend, and tests/run/test_run_trial.py at every event, stay in the suite
 def test_five_kills_at_random_moments_change_nothing(inline: Sweep, sweep: Sweep) -> None:
     """SIGKILL to the driver; the last of the five is of a driver with a Ray cluster."""
     rng = random.Random(20240915)

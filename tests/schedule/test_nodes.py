@@ -1,7 +1,7 @@
 """Trials on a standing cluster whose nodes come, freeze, leave and die.
 
-With every change: a standing cluster that is joined and an actor that dies (`test_ray_backend.py`), how a sweep counts
-losses (`test_losses.py`) and how sweeps share a node (`test_fairness.py`).
+With every change: an actor that dies (`test_ray_backend.py`), how a sweep counts losses (`test_losses.py`) and how
+sweeps share a node (`test_fairness.py`).
 """
 
 from __future__ import annotations
