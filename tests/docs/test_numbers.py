@@ -381,7 +381,7 @@ def of_both(*rows: str) -> list[str]:
 
 
 def test_the_table_of_the_papers_methods_is_that_of_its_archives() -> None:
-    lines, mezo = table("RESULTS", "|                           | SST-2, sentences |"), "MeZO (ZO-Full)"
+    lines, mezo = table("RESULTS", "|                                  | SST-2, sentences |"), "MeZO (ZO-Full)"
     assert [row for row, *_ in lines] == [*league(RESULTS[0])]
     for row, *cells, average, difference, size in lines:
         for task, cell in zip(RESULTS, cells, strict=True):
@@ -408,6 +408,9 @@ def test_what_is_said_of_the_papers_claims_is_that_of_the_archives() -> None:
     for task in RESULTS[2:]:
         _, low, high = ahead(fo, mezo, [task], len(RESULTS))
         assert low < 0 < high
+    layerwise = f"{fo}, layer by layer"
+    apart = [ahead(fo, layerwise, [task], 1)[0] for task in of_both(layerwise)]
+    check(sentence("RESULTS", r"stays within ([\d.]+) points of plain"), max(map(abs, apart)))
     best = [(min(rates, key=lambda one: rates[one][0]["dev/loss"]), [*rates]) for rates in searches()]
     edges = [one in (rates[0], rates[-1]) for one, rates in best]
     check(sentence("RESULTS", r"In (\d+) of (\d+) searches the selected rate is the"), sum(edges), len(edges))
