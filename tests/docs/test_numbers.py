@@ -383,7 +383,7 @@ def of_both(*rows: str) -> list[str]:
 def test_the_table_of_the_papers_methods_is_that_of_its_archives() -> None:
     lines, mezo = table("RESULTS", "|                                  | SST-2, sentences |"), "MeZO (ZO-Full)"
     assert [row for row, *_ in lines] == [*league(RESULTS[0])]
-    for row, *cells, average, difference, size in lines:
+    for row, *cells, average, difference, size, seconds in lines:
         for task, cell in zip(RESULTS, cells, strict=True):
             check(cell, *(mean_and_spread(right(task, row).values()) if task in of_both(row) else ()))
         whole = of_both(row) == RESULTS
@@ -391,6 +391,9 @@ def test_the_table_of_the_papers_methods_is_that_of_its_archives() -> None:
         check(difference, *(ahead(row, mezo, RESULTS, len(lines) - 1) if whole and row != mezo else ()))
         runs = [run for task in of_both(row) for run in chosen(task, row).values()]
         check(size, *([max(run["memory/total_bytes"] for run in runs) / 2**20] if "train_seconds" in runs[0] else ()))
+        timed = chosen("results_steps", row)[0]["seconds_per_step"] if row in league("results_steps") else None
+        check(seconds, *(() if timed is None else (timed,)))
+        assert (timed is None) == ("train_seconds" not in runs[0])
 
 
 def test_what_is_said_of_the_papers_claims_is_that_of_the_archives() -> None:
