@@ -86,12 +86,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind: type[N], most: float = math.inf) -> Callable[[str], N]:
-    """Return the type of an argument that is a number above 0, and at most `most`."""
+    """Return the type of an argument that is a finite number above 0, and at most `most`."""
+    bound = "finite" if most == math.inf else f"at most {most:g}"
 
     def parsed(text: str) -> N:
         value = kind(text)
         if not 0 < value <= most or value == math.inf:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {most:g}")
+            raise argparse.ArgumentTypeError(f"{text} is not above 0 and {bound}")
         return value
 
     parsed.__name__ = kind.__name__  # argparse's word for what the text is not
