@@ -47,17 +47,17 @@ def check(grid: GridConfig, name: str, composer: Composer) -> None:
     block, of_grid, of_block = grid.blocks[name], f"grid {grid.name}", f"grid {grid.name}, block {name}"
     for part, where, values in _parts(grid, block, of_block):
         _check_choices(part, values, where)
-    for column in block.per_task:
-        if not any(column in _columns(*version, name, block) for version in _versions(grid, composer)):
-            known = _columns(grid, composer, name, block)
-            raise unknown("column", column, known, where=f"{of_block}, per_task")
+    if block.per_task:
+        columns = [_columns(*version, name, block) for version in _versions(grid, composer)]
+        for column in {*block.per_task}.difference(*columns):
+            raise unknown("column", column, columns[0], where=f"{of_block}, per_task")
     for entries, names, where in ((grid.exclude, (), of_grid), (block.exclude, (name,), of_block)):
+        versions = [_values(*version, names, block) for version in _versions(grid, composer)] if entries else []
         for key, value in (item for entry in entries for item in flatten(entry).items()):
             _check_choices("exclude", {key: value}, where)
-            versions = (_values(*version, names, block) for version in _versions(grid, composer))
             if (key == LR and grid.rates) or any(value in had.get(key, ()) for had in versions):
                 continue
-            had = _values(grid, composer, names, block)
+            had = versions[0]
             kind, wanted, choices = (key, value, had[key]) if key in had else ("key", key, [*had])
             raise unknown(kind, wanted, {*map(str, choices)}, where=f"{where}, exclude")
 
