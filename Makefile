@@ -44,15 +44,17 @@ $(PY):
 	@echo "[1/3] virtual environment $(VENV) ($$($(PYTHON) --version))"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
 
-$(VENV)/.installed: pyproject.toml constraints.txt packages/league/pyproject.toml | $(PY)
+BESIDE := league ray report tracking # the packages that `make run` installs
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(BESIDE:%=packages/%/pyproject.toml) | $(PY)
 	@$(PIP) --upgrade 'pip>=25.1'
 	@echo "[2/3] torch (the large one: some minutes on a slow line)"
 	@$(PIP) --constraint constraints.txt torch
-	@echo "[3/3] the other dependencies, zo_sweeps itself and the methods of its league"
-	@$(PIP) --constraint constraints.txt --editable '.[league]' --editable packages/league
+	@echo "[3/3] the other dependencies, zo_sweeps itself and its packages for Ray, trackers, reports and the league"
+	@$(PIP) --constraint constraints.txt --editable . $(BESIDE:%=--editable packages/%)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed $(wildcard packages/*/pyproject.toml)
-	@echo "[+] test tools, the extras [agents], [demo], [edge], [federated], [league] and [rtl], and packages/"
-	@$(PIP) --constraint constraints.txt --editable '.[agents,demo,edge,federated,league,rtl]' $(patsubst %,--editable %,$(wildcard packages/*)) --group dev
+	@echo "[+] test tools, the extras [agents], [demo], [edge], [federated] and [rtl], and packages/"
+	@$(PIP) --constraint constraints.txt --editable '.[agents,demo,edge,federated,rtl]' $(patsubst %,--editable %,$(wildcard packages/*)) --group dev
 	@touch $@

@@ -19,7 +19,11 @@ COPY zo_sweeps ./zo_sweeps
 COPY packages/agent ./packages/agent
 COPY packages/federated ./packages/federated
 COPY packages/league ./packages/league
-RUN pip install --no-cache-dir --constraint constraints.txt . ./packages/agent ./packages/federated ./packages/league
+COPY packages/ray ./packages/ray
+COPY packages/report ./packages/report
+COPY packages/tracking ./packages/tracking
+RUN pip install --no-cache-dir --constraint constraints.txt . ./packages/agent ./packages/federated ./packages/league \
+    ./packages/ray ./packages/report ./packages/tracking
 
 # The user's id must own the host's files that are mounted as secrets.
 ARG UID=1000

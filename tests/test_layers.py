@@ -76,12 +76,15 @@ ENGINE += [(path.relative_to(LEAGUE).as_posix(), LEAGUE) for path in sorted(LEAG
 PACKAGES = [PACKAGE, *sorted(REPO.glob("packages/*/zo_sweeps_*"))]
 # Distributions of their own, found by entry points -> those of them that they import.
 APART: dict[str, set[str]] = {
-    "agent": {"edge"},
+    "agent": {"edge", "ray"},
     "demo": set(),
     "edge": set(),
     "federated": set(),
     "league": set(),
+    "ray": {"tracking"},
+    "report": set(),
     "rtl": set(),
+    "tracking": set(),
 }
 
 

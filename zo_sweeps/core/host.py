@@ -136,7 +136,10 @@ EXTRAS = (
             ),
         },
     ),
+    Extra("ray", "zo_sweeps_ray", {}),
+    Extra("report", "zo_sweeps_report", {}),
     Extra("rtl", "zo_sweeps_rtl", {"kind": ("synthesis",), "command": ("rtl",)}),
+    Extra("tracking", "zo_sweeps_tracking", {}),
 )
 
 

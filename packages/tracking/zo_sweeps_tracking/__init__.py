@@ -1,0 +1,1 @@
+"""Trackers of a sweep: MLflow, Weights & Biases, TensorBoard."""
