@@ -44,13 +44,13 @@ $(PY):
 	@echo "[1/3] virtual environment $(VENV) ($$($(PYTHON) --version))"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
 
-BESIDE := league ray report tracking # the packages that `make run` installs
+BESIDE := bench league ray report tracking # the packages that `make run` installs
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(BESIDE:%=packages/%/pyproject.toml) | $(PY)
 	@$(PIP) --upgrade 'pip>=25.1'
 	@echo "[2/3] torch (the large one: some minutes on a slow line)"
 	@$(PIP) --constraint constraints.txt torch
-	@echo "[3/3] the other dependencies, zo_sweeps itself and its packages for Ray, trackers, reports and the league"
+	@echo "[3/3] the other dependencies, zo_sweeps itself and its packages for Ray, trackers, reports, benchmarks and the league"
 	@$(PIP) --constraint constraints.txt --editable . $(BESIDE:%=--editable packages/%)
 	@touch $@
 

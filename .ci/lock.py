@@ -31,7 +31,7 @@ def resolve(python: str) -> dict[str, str]:
         run = [f"{folder}/bin/python", "-m", "pip", "install", "--quiet"]
         subprocess.run([*run, "--upgrade", "pip"], check=True)
         report = f"{folder}/report.json"
-        root = f"{ROOT}[agents,demo,edge,federated,league,ray,report,rewards,rtl,tensorboard,tracking,wandb]"
+        root = f"{ROOT}[agents,bench,demo,edge,federated,league,ray,report,rewards,rtl,tensorboard,tracking,wandb]"
         wanted = [TORCH, root, *PACKAGES, "--group", "dev"]
         subprocess.run(
             [*run, "--dry-run", "--report", report, *wanted],

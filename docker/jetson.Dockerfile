@@ -23,12 +23,13 @@ COPY pyproject.toml README.md LICENSE ./
 COPY conf ./conf
 COPY zo_sweeps ./zo_sweeps
 COPY packages/agent ./packages/agent
+COPY packages/bench ./packages/bench
 COPY packages/federated ./packages/federated
 COPY packages/league ./packages/league
 COPY packages/ray ./packages/ray
 COPY packages/report ./packages/report
 COPY packages/tracking ./packages/tracking
-RUN /opt/venv/bin/pip install --no-cache-dir --constraint jetson.txt . ./packages/agent ./packages/federated ./packages/league \
+RUN /opt/venv/bin/pip install --no-cache-dir --constraint jetson.txt . ./packages/agent ./packages/bench ./packages/federated ./packages/league \
     ./packages/ray ./packages/report ./packages/tracking
 
 # bitsandbytes' own wheel is linked with a server's CUDA: here it imports, and its first kernel fails.

@@ -24,7 +24,7 @@ FLOORS = (
     {"run"},
     {"schedule"},
     {"fleet"},
-    {"results", "bench"},
+    {"results"},
     {"session"},
     {"cli"},
 )
@@ -76,9 +76,10 @@ ENGINE += [(path.relative_to(LEAGUE).as_posix(), LEAGUE) for path in sorted(LEAG
 PACKAGES = [PACKAGE, *sorted(REPO.glob("packages/*/zo_sweeps_*"))]
 # Distributions of their own, found by entry points -> those of them that they import.
 APART: dict[str, set[str]] = {
-    "agent": {"edge", "ray"},
+    "agent": {"bench", "edge", "ray"},
+    "bench": {"ray", "tracking"},
     "demo": set(),
-    "edge": set(),
+    "edge": {"bench"},
     "federated": set(),
     "league": set(),
     "ray": {"tracking"},
@@ -135,7 +136,7 @@ def test_a_room_imports_lower_rooms_only() -> None:
 
 def test_packages_import_zo_sweeps_and_are_never_imported_by_it() -> None:
     assert {path.parent.name for path in REPO.glob("packages/*/pyproject.toml")} == {*APART}
-    own = {"benchmarks", *(f"{NAME}_{name}" for name in APART)}
+    own = {*(f"{NAME}_{name}" for name in APART)}
     assert not [(file, name) for file in FILES for name, _ in imported(file) if name.split(".")[0] in own]
     for package, known in APART.items():
         folder = REPO / "packages" / package / f"{NAME}_{package}"
@@ -210,7 +211,8 @@ def test_the_vocabulary_is_standard_library() -> None:
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    ("module", "heavy"), [*((module, HEAVY) for module in LIGHT), ("benchmarks.gpu, zo_sweeps.cli.bench", OF_SWEEPS)]
+    ("module", "heavy"),
+    [*((module, HEAVY) for module in LIGHT), ("zo_sweeps_bench.gpu, zo_sweeps_bench.command", OF_SWEEPS)],
 )
 def test_importing_a_light_module_loads_nothing_heavy(module: str, heavy: set[str]) -> None:
     code = f"import sys, {module}; print(' '.join(sorted({{name.split('.')[0] for name in sys.modules}})))"

@@ -160,7 +160,6 @@ BAD = [
     *(([command, f"state_dir={'x' * 300}"], ["File name too long"]) for command in ("run", *READING)),
     (["bench", "nois"], ["unknown benchmark 'nois'", "did you mean 'noise'?"]),
     (["plan", "+grid=quickstart", "executor.fuse=auto"], ["executor.fuse"]),
-    (["bench", "codes"], ["bench codes is not installed; in a checkout: python -m benchmarks codes"]),
     (["bench", "--rounds", "0"], ["--rounds must be at least 1, not 0"]),
     (["bench", "--rounds", "many"], ["--rounds", "many"]),
     (["bench", "noise", "a.json"], ["bench noise takes no files"]),
@@ -437,6 +436,6 @@ def test_without_the_package_a_command_and_a_grid_say_what_to_install(
     assert main(["export-program", "--out", "x"]) == 2
     assert "the command 'export-program'; pip install 'zo-sweeps[edge]'" in capsys.readouterr().err
     assert main(["bench", "programs"]) == 2
-    assert "the benchmark 'programs'; pip install 'zo-sweeps[edge]'" in capsys.readouterr().err
+    assert "the command 'bench'; pip install 'zo-sweeps[bench]'" in capsys.readouterr().err
     assert main(["plan", "+grid=quickstart", "device=executorch"]) == 0
     assert "the runtime 'executorch'; pip install 'zo-sweeps[edge]'" in " ".join(capsys.readouterr().out.split())

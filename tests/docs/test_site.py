@@ -128,7 +128,7 @@ def test_the_check_of_the_site_finds_what_a_reader_would_miss(
 
 def test_every_path_that_a_page_names_is_there() -> None:
     pages = [*REPO.glob("*.md"), *REPO.glob("packages/*/README.md"), *(REPO / "docs").rglob("*.md"), REPO / "llms.txt"]
-    named = r"`((?:zo_sweeps|tests|conf|docs|packages|benchmarks|examples)/[a-z0-9_./-]+\.(?:py|ya?ml|md|sh|json))`"
+    named = r"`((?:zo_sweeps|tests|conf|docs|packages|examples)/[a-z0-9_./-]+\.(?:py|ya?ml|md|sh|json))`"
     for page in pages:
         for path in re.findall(named, page.read_text(encoding="utf-8")):
             assert (REPO / path).exists() or (page.parent / path).exists(), f"{page}: {path}"

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.precision import expected_correlation
 from tests.engine.conftest import TinyModel, make_examples, targets, tiny_model
 from zo_sweeps.core.caveats import remark
 from zo_sweeps.engine import direction, losses, rounding
@@ -36,6 +35,7 @@ from zo_sweeps.methods.perturbation import Perturbation
 from zo_sweeps.methods.points import Estimate, NoiseKey
 from zo_sweeps.methods.space import FullModel, InstalledSpace, Space
 from zo_sweeps.methods.update import RoundedUpdate, Rounding
+from zo_sweeps_bench.precision import expected_correlation
 from zo_sweeps_league.perturbations.layers import Layers
 from zo_sweeps_league.perturbations.small_weights import SmallWeights
 from zo_sweeps_league.updates.sign import Sign

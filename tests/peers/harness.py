@@ -1,6 +1,6 @@
 """Step functions of the authors' releases, cut out of clones that the user has, and our members, over two small layers.
 
-`benchmarks.releases` cuts them out. What they draw is kept, for ours to be handed.
+`zo_sweeps_bench.releases` cuts them out. What they draw is kept, for ours to be handed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from benchmarks import releases
 from tests.conftest import REPO
 from tests.engine import contract
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.step import Method, step
 from zo_sweeps.methods.points import NoiseKey
 from zo_sweeps.methods.space import FullModel
+from zo_sweeps_bench import releases
 
 STEPS = 7
 Addresses = dict[tuple[int, str], Tensor]  # (query, address of ours) -> what a release drew there in a step

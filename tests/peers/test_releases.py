@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import gpu, releases
-from benchmarks.releases import Clone
 from tests.peers.harness import (
     PARTS,
     SHAPES,
@@ -28,12 +26,13 @@ from tests.peers.harness import (
     preset,
     run_ours,
 )
-from zo_sweeps.bench import engine_parts
 from zo_sweeps.engine import noise
 from zo_sweeps.engine.estimators.es import zscores
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models.load import load
+from zo_sweeps_bench import engine_parts, gpu, releases
+from zo_sweeps_bench.releases import Clone
 from zo_sweeps_league.updates.mopi import START
 
 pytestmark = pytest.mark.multiprocess  # git reads the clones

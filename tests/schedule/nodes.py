@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from benchmarks.raylets import Cluster, Raylet, cluster, wait_for
+from zo_sweeps_bench.raylets import Cluster, Raylet, cluster, wait_for
 
 __all__ = ["Cluster", "Raylet", "cluster", "joined", "meanwhile", "wait_for"]
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.idle_trials import trials
-from benchmarks.simulated_slots import SimulatedSlots
 from tests.schedule.driver import sweep
 from zo_sweeps.record import journal
 from zo_sweeps.schedule import observer
 from zo_sweeps.schedule.halving import Rivals, Search
 from zo_sweeps.schedule.snapshot import Snapshot
+from zo_sweeps_bench.idle_trials import trials
+from zo_sweeps_bench.simulated_slots import SimulatedSlots
 
 pytestmark = pytest.mark.unit
 STEPS = 4

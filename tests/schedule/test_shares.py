@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import shares
 from tests.schedule.nodes import Cluster, joined
+from zo_sweeps_bench import shares
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 

@@ -38,7 +38,6 @@ COMMANDS = {  # command -> module:function; each is loaded when it is called
     "head": "fleet:head",
     "worker": "fleet:worker",
     "devices": "fleet:devices",
-    "bench": "bench:bench",
 }
 
 

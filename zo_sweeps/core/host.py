@@ -112,6 +112,17 @@ EXTRAS = (
         {"command": ("agent",), "part": ("agents", "gateway"), "benchmark": ("agents",)},
     ),
     Extra(
+        "bench",
+        "zo_sweeps_bench",
+        {
+            "command": ("bench",),
+            "benchmark": (
+                *("noise", "step", "memory", "replay", "precision", "codes", "sparse", "gpu", "cluster", "growth"),
+                *("shares", "population"),
+            ),
+        },
+    ),
+    Extra(
         "edge",
         "zo_sweeps_edge",
         {"runtime": ("executorch",), "command": ("export-program",), "benchmark": ("programs",)},

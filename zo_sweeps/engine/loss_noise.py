@@ -27,7 +27,7 @@ class LossNoise:
 
     Signal includes noise, r = noise / signal. If every loss has independent noise on top of its exact value, estimates
     correlate with exact ones at 1 / sqrt(1 + c r^2 / (1 - r^2)): c = q / (2q - 1) for q pairs of points (sqrt(1 - r^2)
-    for one), and 2q / (q + 1) for q points that share the loss at theta. `benchmarks precision` measures both. Not in
+    for one), and 2q / (q + 1) for q points that share the loss at theta. `bench precision` measures both. Not in
     r: what rounding theta's own values to a half-precision dtype does at a point, which f and f' share.
 
     `again` is another f of the same batch, which keeps activations of its own (`Below`).

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.spaces.lora_fa import LoRAFA
 from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
+from zo_sweeps_bench.measure import RatioRow
 from zo_sweeps_edge.export import compiled, export, forward_inputs, traced
 from zo_sweeps_edge.noise import GaussianNoise
 from zo_sweeps_edge.program import FORWARD, Calls, Program

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.factored import factored
 from zo_sweeps.engine.perturbations.low_rank import LowRank
@@ -18,6 +17,7 @@ from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import FullModel
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
+from zo_sweeps_bench.measure import RatioRow
 
 MEMBERS, NEW = 64, 8
 EPS = 0.01  # at which about one text in seven differs from the unperturbed model's

@@ -10,8 +10,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from zo_sweeps.bench.engine_parts import LLAMA_58M, BenchSteps, examples
-from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.caveats import NOISE_TO_SIGNAL
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.estimators.es import ES
@@ -45,6 +43,8 @@ from zo_sweeps.methods.precision import Precision, WeightOnlyPrecision
 from zo_sweeps.methods.space import FullModel, Space
 from zo_sweeps.methods.update import Rounding
 from zo_sweeps.models.load import load
+from zo_sweeps_bench.engine_parts import LLAMA_58M, BenchSteps, examples
+from zo_sweeps_bench.measure import RatioRow
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FORWARDS = ((1, 64), (32, 64))  # rows, tokens

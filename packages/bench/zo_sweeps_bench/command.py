@@ -1,4 +1,4 @@
-"""The command `bench`, which needs no part of a sweep."""
+"""The command `bench`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 
 from rich.console import Console
 
-from zo_sweeps.bench import measure
 from zo_sweeps.cli.parser import Parser
 from zo_sweeps.cli.text import console, listing, say
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.units import counted
+from zo_sweeps.methods import registry
+from zo_sweeps_bench import measure
 
 
 def bench(given: Sequence[str]) -> int:
-    """Benchmark the engine (noise, step, memory, replay); packages and `python -m benchmarks` have more."""
+    """Benchmark the engine, precisions, GPUs or clusters, as ratios with a goal and a limit."""
     parser = Parser(prog="python -m zo_sweeps bench", description=bench.__doc__)
-    parts = "noise|step|memory|replay|all|programs|agents|compare"
-    parser.add_argument("part", nargs="?", default="all", metavar=parts)
+    text = f"{', '.join(registry.offered('benchmark'))}; all: {', '.join(measure.ENGINE)}; compare: see FILE"
+    parser.add_argument("part", nargs="?", default="all", metavar="PART", help=text)
     text = "compare: two files that --json wrote, A and B; exits 1 if a goal that A reached is not reached in B"
     parser.add_argument("files", nargs="*", type=expanduser, metavar="FILE", help=text)
     parser.add_argument("--rounds", type=int, default=5, help="repetitions per measurement; the minimum is reported")

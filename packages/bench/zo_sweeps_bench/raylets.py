@@ -117,7 +117,7 @@ class Cluster:
         self.address = f"127.0.0.1:{self.port}"
         self.token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(private_token(folder))}
         quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "OMP_NUM_THREADS": "1"}
-        self.environment = {**os.environ, **quiet, **self.token, "PYTHONPATH": str(SOURCES)}
+        self.environment = {**os.environ, **quiet, **self.token, "PYTHONPATH": os.pathsep.join(sys.path)}
         self.environment.pop("RAY_AUTH_TOKEN", None)
         self.nodes: list[Raylet] = []
         self.start_head()

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.devices.peak_memory import MemoryMeter
 from zo_sweeps.engine import losses, noise
@@ -37,6 +36,7 @@ from zo_sweeps.methods.space import FullModel, InstalledSpace
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.load import load
 from zo_sweeps.tasks.encode import EncodedCandidate, EncodedExample
+from zo_sweeps_bench.measure import RatioRow
 
 ELEMENTS = 1 << 22
 LAYER = (4, 4096, 4096)  # the projections of an attention layer of Llama2-7B: PeZO, section 2.3

@@ -11,10 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.idle_trials import TARGET, ended, trials
-from benchmarks.raylets import Cluster, Raylet, cluster, wait_for
-from benchmarks.simulated_slots import SimulatedSlots
-from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.events import Start, Steps, only
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.executor import Executor
@@ -30,6 +26,10 @@ from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Watch
 from zo_sweeps.schedule.spending import Caps
 from zo_sweeps.schedule.sweep import Sweep
+from zo_sweeps_bench.idle_trials import TARGET, ended, trials
+from zo_sweeps_bench.measure import RatioRow
+from zo_sweeps_bench.raylets import Cluster, Raylet, cluster, wait_for
+from zo_sweeps_bench.simulated_slots import SimulatedSlots
 
 RUNNING = (100, 300, 1000, 2000)  # trials at a time
 WARM_UP = 20  # trials not timed, while processes start

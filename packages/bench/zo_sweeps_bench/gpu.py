@@ -10,7 +10,7 @@ Needs torch, transformers, triton and what the engine needs. In order:
 - generation by 64 and 1,024 members of rank 1 (`population`).
 
 The released loops are written out (`mezo_step`), or those of the clones MeZO and LOZO in $ZO_PEERS
-(`benchmarks.releases`). A part that the memory of the card does not hold is left out, and a line on stderr says so.
+(`releases`). A part that the memory of the card does not hold is left out, and a line on stderr says so.
 
 Time on an H200 with two rounds: the steps of a shape 9 to 15 s, the loops in fp16 19 s, the step over codes 5 s. That
 of products, of loops over codes and of populations is not known. In all it may take 25 minutes.
@@ -24,7 +24,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,11 +31,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from benchmarks import codes, population, releases, sparse
-from benchmarks.codes import awaited
-from zo_sweeps.bench.engine_parts import BenchSteps, examples, lozo_directions, mezo_loss, mezo_step, with_lora_fa
-from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.files import conf_dir
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.devices.peak_memory import MemoryMeter, is_out_of_memory
 from zo_sweeps.engine import first_order, losses, noise
@@ -57,6 +53,10 @@ from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.models.load_codes import encode
 from zo_sweeps.tasks.encode import EncodedExample
+from zo_sweeps_bench import codes, population, releases, sparse
+from zo_sweeps_bench.codes import awaited
+from zo_sweeps_bench.engine_parts import BenchSteps, examples, lozo_directions, mezo_loss, mezo_step, with_lora_fa
+from zo_sweeps_bench.measure import RatioRow
 
 BATCH, Q = 16, 4  # effective batch of every step, and directions of P-RGE's
 RANK = 16
@@ -71,7 +71,7 @@ WHOLE_RUN = {("LOZO", "OPT-13B"): "; published for a whole fine-tuning: 8.13x (a
 
 def arch(name: str) -> Mapping[str, Any]:
     """Return the shape that conf/model/{name}.yaml has."""
-    text = (Path(__file__).parents[1] / "conf" / "model" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (conf_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8")
     shape: Mapping[str, Any] = yaml.safe_load(text)["arch"]
     return shape
 
@@ -109,7 +109,7 @@ class Sizes:
 def rows(rounds: int, device: torch.device | None = None, sizes: Sizes | None = None) -> Iterator[RatioRow]:
     """Measure all GPU rows. Raises UserError without a GPU, unless another device is given."""
     if device is None and not torch.cuda.is_available():
-        raise UserError("torch sees no CUDA GPU here", where="benchmarks gpu", fix="run it on a GPU node")
+        raise UserError("torch sees no CUDA GPU here", where="bench gpu", fix="run it on a GPU node")
     device, sizes = device or torch.device("cuda"), sizes or Sizes()
     for dtype in (torch.float16, torch.float32):
         yield perturbation(device, dtype, sizes.elements, rounds)

@@ -1,4 +1,6 @@
-"""How well the steps of a grid's rows follow the gradient: `python -m benchmarks.directions OUT.json +grid=league …`.
+"""How well the steps of a grid's rows follow the gradient.
+
+    python -m zo_sweeps_bench.directions OUT.json +grid=league …
 
 Each zeroth-order row takes STEPS steps at its first setting's values and seed, all on one minibatch. Of each step:
 

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zo_sweeps.bench.engine_parts import LLAMA_58M, BenchSteps, examples, with_lora_fa
-from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.codes import four_bit
 from zo_sweeps.engine.layers.weight_only import WeightOnly
@@ -21,6 +19,8 @@ from zo_sweeps.methods.evaluation import Mode
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.models.load import load
+from zo_sweeps_bench.engine_parts import LLAMA_58M, BenchSteps, examples, with_lora_fa
+from zo_sweeps_bench.measure import RatioRow
 
 SMALL = (1376, 512)  # (out, in) of a projection of LLAMA_58M
 LARGE = ((4096, 4096), (11008, 4096), (4096, 11008))  # the projections of Llama-2-7B: q, k, v, o; gate, up; down

@@ -2,7 +2,7 @@
 
 A sweep is a process of its own:
 
-    python -m benchmarks.shares STATE ADDRESS COUNT
+    python -m zo_sweeps_bench.shares STATE ADDRESS COUNT
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.idle_trials import TARGET, trials
-from benchmarks.raylets import SOURCES, Cluster, cluster
-from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.sweep import Sweep
+from zo_sweeps_bench.idle_trials import TARGET, trials
+from zo_sweeps_bench.measure import RatioRow
+from zo_sweeps_bench.raylets import SOURCES, Cluster, cluster
 
 SLOTS = 2
 STEP_SECONDS, STEPS = 0.1, (10, 20)  # of a trial: 1 to 2 s

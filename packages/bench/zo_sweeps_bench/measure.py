@@ -10,15 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.methods import registry
 
-ENGINE = ("noise", "step", "memory", "replay")
-PARTS = {name: f"zo_sweeps.bench.engine_parts:{name}_rows" for name in ENGINE}  # benchmarks/__main__.py adds CHECKOUT
-CHECKOUT = ("precision", "codes", "sparse", "gpu", "cluster", "growth", "shares", "population")
+ENGINE = ("noise", "step", "memory", "replay")  # those of `bench all`
 
 
 @dataclass(frozen=True)
@@ -83,18 +80,12 @@ def run(part: str, rounds: int) -> Iterator[RatioRow]:
     Raises UserError for an unknown part, and for fewer than one round.
     """
     offered = registry.offered("benchmark")
-    if part in CHECKOUT and part not in PARTS:
-        raise UserError(f"bench {part} is not installed", fix=f"in a checkout: python -m benchmarks {part}")
-    if part not in ("all", *PARTS, *offered):
-        raise registry.absent("benchmark", part) or unknown("benchmark", part, ["all", *PARTS, *CHECKOUT, *offered])
+    if part not in ("all", *offered):
+        raise registry.absent("benchmark", part) or unknown("benchmark", part, ["all", *offered])
     if rounds < 1:
         raise UserError(f"--rounds must be at least 1, not {rounds}")
-    chosen = ENGINE if part == "all" else (part,)
-    if part in offered:
-        yield from registry.load(offered[part])(rounds)
-        return
-    for name in chosen:
-        yield from resolve_name(PARTS[name])(rounds)
+    for name in ENGINE if part == "all" else (part,):
+        yield from registry.load(offered[name])(rounds)
 
 
 def text(rows: Sequence[RatioRow]) -> str:

@@ -9,7 +9,7 @@ from zo_sweeps.core.events import End, Event, ScoredDev, Sink, Start, Steps
 from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.record.journal import last_step
 
-TARGET = "benchmarks.idle_trials:run_trial"
+TARGET = "zo_sweeps_bench.idle_trials:run_trial"
 
 
 def trials(count: int, *, steps: int = 1, pause: float = 0.0) -> Iterator[Trial]:

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.codes import LARGE, SMALL, Compute, awaited, projection, schemes
-from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.masks import Masks, random
 from zo_sweeps.methods.points import NoiseKey
+from zo_sweeps_bench.codes import LARGE, SMALL, Compute, awaited, projection, schemes
+from zo_sweeps_bench.measure import RatioRow
 
 ROWS = (1, 4, 16, 64, 256, 1024)
 DENSITY = 1e-3  # the papers'
