@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from test_figures import check_kind as check_figure_kind
 from tests.conftest import REPO
 from tests.engine import oracles
 from tests.engine.test_oracles import check_space
 from tests.run.common import run
-from tests.tables.test_figures import check_kind as check_figure_kind
 from tests.tasks.test_examples import check_kind, check_layout, check_metric, check_objective, check_reward
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.files import cache_at
@@ -20,10 +20,10 @@ from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
-from zo_sweeps.results.sweep_figures import check, figures
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure
-from zo_sweeps.tables.draw import render
+from zo_sweeps_report.draw import render
+from zo_sweeps_report.sweep_figures import check, figures
 
 PAGES = REPO / "docs" / "adding"
 

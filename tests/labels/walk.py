@@ -18,8 +18,9 @@ from zo_sweeps.methods.definition import write
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.build import Plan, build
-from zo_sweeps.results import sweep_figures, tables
+from zo_sweeps.results import tables
 from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps_report import sweep_figures
 
 GRIDS = sorted(file.stem for file in (conf_dir() / "grid").glob("*.yaml"))
 OVERRIDES = [

@@ -22,9 +22,9 @@ from zo_sweeps.plan.build import build
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.facts import plan_facts
 from zo_sweeps.results.papers import Item, ItemFacts, Obstacles, items, named, obstacles, standings
-from zo_sweeps.results.report import html
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.schedule.this_host import for_this_host, must_have_work
+from zo_sweeps_report.report import html
 
 pytestmark = pytest.mark.unit
 

@@ -12,9 +12,10 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.plan.as_written import altered
 from zo_sweeps.plan.build import Plan, build
-from zo_sweeps.results import sweep_figures, tables
+from zo_sweeps.results import tables
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables.build import LARGEST, RANK
+from zo_sweeps_report import sweep_figures
 
 pytestmark = pytest.mark.unit
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from zo_sweeps.core.events import ScoredDev, Steps
-from zo_sweeps.core.trial import JOULES_TO_TARGET, METRICS, SECONDS_TO_TARGET
+from zo_sweeps.core.trial import JOULES_TO_TARGET, SECONDS_TO_TARGET
 from zo_sweeps.record.spent import dev_within, spent, until
+from zo_sweeps_report.metric_meanings import METRICS
 
 pytestmark = pytest.mark.unit
 

@@ -20,8 +20,8 @@ from zo_sweeps.core.trial import StoredConfig
 from zo_sweeps.results.facts import status_facts
 from zo_sweeps.results.papers import Item, standings
 from zo_sweeps.results.past_sweeps import earlier, listed, read
-from zo_sweeps.results.site import write_site
 from zo_sweeps.schedule.ledger import read_standing
+from zo_sweeps_report.site import write_site
 
 ARCHIVES = sorted((Path(__file__).parent / "earlier").glob("*.tar.gz"))
 OLD = "945c2c0"  # its trials have other ids than today's of the same command

@@ -13,9 +13,10 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan, build
-from zo_sweeps.results import sweep_figures, tables
+from zo_sweeps.results import tables
 from zo_sweeps.results.exchange import unbacked
 from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps_report import sweep_figures
 
 pytestmark = pytest.mark.unit
 

@@ -15,11 +15,11 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import read_event
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.plan.build import Plan, build
-from zo_sweeps.results.sweep_figures import figures
 from zo_sweeps.results.tables import tables
 from zo_sweeps.schedule.ledger import Standing, read_standing
 from zo_sweeps.tables.renderings import to_csv, to_text
 from zo_sweeps.tables.text_cells import selected_grid
+from zo_sweeps_report.sweep_figures import figures
 
 pytestmark = pytest.mark.unit
 

@@ -30,12 +30,13 @@ from zo_sweeps.core.events import (
     read_event,
     write_event,
 )
-from zo_sweeps.core.trial import METRICS, Outcome, StoredConfig, Trial, TrialState
+from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.devices.peak_memory import set_aside
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import scalars
 from zo_sweeps.run import recorder, workbench
+from zo_sweeps_report.metric_meanings import METRICS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -431,7 +431,8 @@ def test_the_loop_imports_without_the_heavy_libraries():
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -1.0, 2.0**53])
 def test_numbers_that_a_node_makes_up_end_no_sweep(tmp_path, number):
     """Every measurement of a trial, and the numbers of its log: the next trial is placed, predicted and run."""
-    from zo_sweeps.core.trial import METRICS, Needs
+    from zo_sweeps.core.trial import Needs
+    from zo_sweeps_report.metric_meanings import METRICS
 
     names = [*METRICS, "energy/joules", "wall_seconds", "load_seconds"]
     spent = {"seconds": 2.0**40, "tokens": 2**53, "joules": 2.0**40}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,6 @@ from tests.tables.examples import record, spec
 from zo_sweeps.cli.text import console, listing, say
 from zo_sweeps.core.units import visible
 from zo_sweeps.tables import Measure, Table, build, to_csv, to_html, to_latex, to_markdown, to_text
-from zo_sweeps.tables.draw import inline_svg
-from zo_sweeps.tables.figure_kinds.line import Line
-from zo_sweeps.tables.figures import Figure, Panel, Series
-from zo_sweeps.tables.html import as_script
 
 TURNED, ESCAPE = "ZO \u202e99.9\u202c", "a note\x1b[2K of \u200bothers"
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1", "\r=1"]
@@ -57,14 +52,6 @@ def test_no_text_of_a_csv_is_a_formula_and_its_numbers_are_numbers() -> None:
     below = build(spec(measure=Measure("test/metric", "nats")), [record({}, test=-0.5)])
     (line,) = csv.DictReader(io.StringIO(to_csv(below)))
     assert line["mean"] == "-0.5"
-
-
-def test_a_page_s_data_and_figures_hide_nothing() -> None:
-    assert json.loads(as_script({"label": TURNED})) == {"label": visible(TURNED)}
-    series = Series(TURNED, 0, (1.0, 2.0), (1.0, 2.0), (None, None))
-    svg = inline_svg(Figure("f", TURNED, Line(), "x", "y", (Panel(TURNED, (series,)),)), "f")
-    assert not {*svg} & {*HIDDEN}
-    assert "&lt;U+202E&gt;" in svg
 
 
 def test_a_terminal_is_told_what_a_text_has(capsys: Any) -> None:

@@ -12,10 +12,10 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.place import Place, apart, places, under_load, unknown
 from zo_sweeps.tables import Record, Table, build
 from zo_sweeps.tables.cells import CellState
-from zo_sweeps.tables.figure_kinds.line import Line
-from zo_sweeps.tables.figure_kinds.rows import row_figure
-from zo_sweeps.tables.figures import FigureSpec, points
 from zo_sweeps.tables.renderings import to_csv, to_markdown
+from zo_sweeps_report.figure_kinds.line import Line
+from zo_sweeps_report.figure_kinds.rows import row_figure
+from zo_sweeps_report.figures import FigureSpec, points
 
 from .examples import MACHINE, VERSIONS, Q, measure, record, spec
 

@@ -15,10 +15,11 @@ import yaml
 
 from tests.tasks.test_examples import check_layout
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.trial import METRICS, TO_TARGET
+from zo_sweeps.core.trial import TO_TARGET
 from zo_sweeps.methods import registry
 from zo_sweeps.tables import Measure, build
 from zo_sweeps.tables.published import NUMERIC_KINDS, load, names, read
+from zo_sweeps_report.metric_meanings import METRICS
 
 from .examples import measure as load_measure
 from .examples import spec

@@ -1,17 +1,13 @@
-"""The commands that show results: table, figure, report, compare, papers, sync."""
+"""The commands that show results: table, compare, papers, sync."""
 
 from __future__ import annotations
 
 import math
-import re
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from rich.console import Console
 
@@ -19,20 +15,15 @@ from zo_sweeps.cli.parser import grid_parser, parse, read, trial_ids
 from zo_sweeps.cli.text import UNLIMITED, console, grouped, listing, say, say_group
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import to_text as to_json
-from zo_sweeps.core.errors import UserError, nothing_run, require_known, unknown
-from zo_sweeps.core.units import counted, metric_text
-from zo_sweeps.results import report as pages
-from zo_sweeps.results import sweep_figures
+from zo_sweeps.core.errors import UserError, nothing_run, unknown
+from zo_sweeps.core.units import metric_text
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.compare import Comparison, flat, spark
 from zo_sweeps.results.compare import compare as compared
 from zo_sweeps.results.exchange import with_imported
-from zo_sweeps.results.facts import status_facts
 from zo_sweeps.results.papers import ItemFacts, paper_facts
-from zo_sweeps.results.past_sweeps import ReadablePlan, with_earlier
-from zo_sweeps.results.site import write_site
-from zo_sweeps.results.trial_pages import TrialPages
-from zo_sweeps.schedule.ledger import driver_of, has_run, read_standing
+from zo_sweeps.results.past_sweeps import with_earlier
+from zo_sweeps.schedule.ledger import has_run, read_standing
 from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import page
 from zo_sweeps.tables.published import load
@@ -50,7 +41,6 @@ FORMATS: dict[str, Callable[[Sequence[Table], str, int], str]] = {  # of a grid'
     "csv": lambda tables, *_: to_csv(*tables),
     "html": lambda tables, title, _: page(title, list(map(to_html, tables))),
 }
-PAUSE = 10  # times the time that a report took, at least, before --watch writes the next
 HEADERS = ("item", "grid", "can run here", "state here", "largest deviation")
 
 
@@ -79,112 +69,14 @@ def table(given: Sequence[str]) -> int:
     text = FORMATS[options.format](whole, plan.title, PIPE if options.output else table_width(console()))
     text += "" if text.endswith("\n") else "\n"
     if options.output:
-        _write(Path(options.output), text.encode())
+        write(Path(options.output), text.encode())
     else:
         print(text, end="")
     return 0
 
 
-def figure(given: Sequence[str]) -> int:
-    """Draw a grid's figures, from the results so far; convergence curves if it defines none."""
-    parser = grid_parser("figure", figure.__doc__)
-    text = "one of the grid's figures, or of a searched axis: search_update_lr; default: all of the grid's"
-    parser.add_argument("--figure", action="append", default=[], metavar="NAME", help=text)
-    text = "may be repeated; default: png and svg"
-    parser.add_argument("--format", action="append", default=[], metavar="png|svg|pdf", help=text)
-    text = "for a column of a paper: in, cm or mm, exactly, without a title; default: as it fits"
-    parser.add_argument("--width", default="", metavar="3.3in", help=text)
-    text = "the name of the figure is added if there are several; default: in the state folder"
-    parser.add_argument("--output", type=expanduser, default="", metavar="FILE.png|.svg|.pdf", help=text)
-    options = parse(parser, given)
-    from zo_sweeps.tables.draw import FORMATS as DRAWN
-    from zo_sweeps.tables.draw import renderings
-
-    reading, to, output = read(options), console(), Path(options.output)
-    folder, suffix = reading.plan.config.folder, output.suffix.lstrip(".")
-    if options.output and suffix not in DRAWN:
-        raise unknown("kind of file", suffix, DRAWN, where=f"--output {output}")
-    require_known("kind of file", options.format, DRAWN, where="--format")
-    if options.output and {*options.format} - {suffix}:
-        raise UserError("the name of a file has its format", where="--output", fix="omit --format")
-    forms = [suffix] if options.output else options.format or ["png", "svg"]
-    standing, width = read_standing(folder), _inches(options.width)
-    drawn = sweep_figures.figures(reading.plan, reading.composer, standing, options.figure)
-    for one in drawn:
-        for note in one.notes:
-            say(to, f"{one.name}: {note}")
-        for form, content in renderings(one, forms, width).items():
-            path = output if options.output else _created(folder / "figures") / f"{one.name}.{form}"
-            if options.output and len(drawn) > 1:
-                name = one.name.removeprefix(f"{reading.plan.name}_")
-                path = output.with_name(f"{output.stem}_{name}.{form}")
-            _write(path, content)
-            say(to, str(path))
-    return 0
-
-
-def _inches(text: str) -> float:
-    """Return a width in inches; 0 for "". Raises UserError for one that is none, or out of range."""
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+) *(in|cm|mm)", text)
-    width = float(found[1]) / {"in": 1, "cm": 2.54, "mm": 25.4}[found[2]] if found else 0.0
-    if text and not 1.5 <= width <= 20:
-        raise UserError(f"{text!r} is no width from 1.5in to 20in", where="--width", fix="e.g. 3.3in, 84mm")
-    return width
-
-
-def report(given: Sequence[str]) -> int:
-    """Write a page (HTML) on a grid: findings, curves, tables, a page per trial; with --all, a site on all sweeps."""
-    parser = grid_parser("report", report.__doc__)
-    text = "default: GRID.html in the state folder"
-    parser.add_argument("--output", type=expanduser, default="", metavar="FILE.html", help=text)
-    text = "write it again and again while the sweep runs; a browser that shows it follows"
-    parser.add_argument("--watch", action="store_true", help=text)
-    parser.add_argument("--all", action="store_true", help="a site of static pages on every sweep of the state folder")
-    parser.add_argument("--out", type=expanduser, metavar="DIR", help="of --all: a new or empty folder, or such a site")
-    options = parse(parser, given)
-    if options.all != (options.out is not None) or (options.all and (options.output or options.watch)):
-        raise UserError("a site is written by --all --out DIR, a page by --output FILE.html", where="report")
-    if options.all:
-        made = write_site(Composer(options.overrides, options.config_dir).run.folder, Path(options.out))
-        for line in made.left_out:
-            print(f"# left out: {line}", file=sys.stderr)
-        print(f"{made.index}   {counted(made.sweeps, 'sweep')}")
-        return 0
-    reading = read(options)
-    folder = reading.plan.config.folder
-    path = Path(options.output) if options.output else _created(folder) / f"{reading.plan.name}.html"
-    say(console(), str(path))
-    while True:
-        began, live = time.monotonic(), bool(options.watch and driver_of(folder))
-        _report(reading, path, live=live)
-        if not live:
-            return 0
-        time.sleep(max(pages.REFRESH, PAUSE * (time.monotonic() - began)))
-
-
-def _report(reading: ReadablePlan, path: Path, *, live: bool) -> None:
-    """Write a report, and the pages of its trials into a folder beside it; live: a browser loads it again and again."""
-    plan, composer, command = reading.plan, reading.composer, str(reading.command)
-    standing, trials = read_standing(plan.config.folder), path.with_name(f"{path.stem}_trials")
-    now = status_facts(plan) if live else None
-    text = pages.html(plan, composer, standing, command, trials=f"{quote(trials.name)}/", live=now)
-    try:
-        TrialPages(plan, standing, command, f"../{quote(path.name)}", ".").write(trials)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", where="--output") from None
-
-
-def _created(folder: Path) -> Path:
-    """Return a folder below the state folder, created if absent."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot create {folder}: {error.strerror}", fix="name a file with --output") from None
-    return folder
-
-
-def _write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes) -> None:
+    """Write the file that --output names. Raises UserError if it cannot be written."""
     try:
         path.write_bytes(data)
     except OSError as error:

@@ -20,8 +20,6 @@ COMMANDS = {  # command -> module:function; each is loaded when it is called
     "plan": "status:plan",
     "status": "status:status",
     "table": "browse:table",
-    "figure": "browse:figure",
-    "report": "browse:report",
     "compare": "browse:compare",
     "answers": "browse:answers",
     "papers": "browse:papers",

@@ -148,7 +148,15 @@ EXTRAS = (
         },
     ),
     Extra("ray", "zo_sweeps_ray", {}),
-    Extra("report", "zo_sweeps_report", {}),
+    Extra(
+        "report",
+        "zo_sweeps_report",
+        {
+            "figure_kind": ("bar", "cumulative", "curve", "line", "parallel", "rows", "scatter", "search"),
+            "command": ("figure", "report"),
+            "part": ("figures", "report"),
+        },
+    ),
     Extra("rtl", "zo_sweeps_rtl", {"kind": ("synthesis",), "command": ("rtl",)}),
     Extra("tracking", "zo_sweeps_tracking", {}),
 )

@@ -33,7 +33,7 @@ PACKAGES = {
     "task_kind": "zo_sweeps.tasks.kinds",
     "reward": "zo_sweeps.tasks.rewards",
     "executor": "zo_sweeps.schedule.executors",
-    "figure_kind": "zo_sweeps.tables.figure_kinds",
+    "figure_kind": "zo_sweeps.tables.figure_kinds",  # shipped by zo-sweeps-report: that folder has none
 }
 _folders: tuple[Path, ...] = ()
 _Stamp = tuple[str, int, int]  # file, modification time in ns, bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from zo_sweeps.record.journal import JournalStore, RowPredictions, predictions, 
 from zo_sweeps.record.sweep_book import find_trial
 from zo_sweeps.results.tables import places_of
 from zo_sweeps.schedule.ledger import Standing, read_standing
-from zo_sweeps.tables import Table, TableCell
-from zo_sweeps.tables.stats import Examples, by_example
+from zo_sweeps.tables.stats import by_example
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # characters of a drawn curve
@@ -202,36 +201,3 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[f"{prefix}{name}"] = value
     return leaves
-
-
-def compared(table: Table, state_dir: Path) -> dict[tuple[str, str], Examples]:
-    """Return (row, other row) -> their examples, over the columns in which both have predictions on the same rows.
-
-    Only of tables of test scores. Cost: reads the journals of the runs that the table shows.
-    """
-    if not table.spec.measure.metric.startswith("test/"):
-        return {}
-    journals = JournalStore(state_dir)
-    runs = {block: _runs(table, block, journals) for block, _ in table.rows}
-    found = {}
-    for (row, _), (other, _) in combinations(table.rows, 2):
-        both = [by_example(runs[row][key], runs[other][key]) for key in runs[row] if key in runs[other]]
-        if both:
-            found[row, other] = sum(both, Examples(0, 0, 0))
-    return found
-
-
-def _runs(table: Table, block: str, journals: JournalStore) -> Mapping[tuple[str, str], list[tuple[bool, ...]]]:
-    """Return (column, digest of the test rows) -> right, run by run."""
-    runs: dict[tuple[str, str], list[tuple[bool, ...]]] = {}
-    for column, _ in table.columns:
-        cell = table.cells[block, column]
-        for made in of_cell(cell, journals) if cell.values else ():
-            runs.setdefault((column, made.rows), []).append(made.right)
-    return runs
-
-
-def of_cell(cell: TableCell, journals: JournalStore) -> list[RowPredictions]:
-    """Return the test predictions of a cell's runs, of those that have any."""
-    made = (predictions(journals.read(trial_id)) for trial_id in cell.trial_ids)
-    return [one for one in made if one is not None]

@@ -265,7 +265,7 @@ def column_measures(plan: Plan, layout: str, measure: Measure) -> tuple[Measure,
     split, _, what = measure.metric.partition("/")
     if split not in ("test", "dev") or what == "loss":
         return measure, {}
-    metrics = {column: one for column, one in _metrics(plan, what).items() if one is not None}
+    metrics = {column: one for column, one in metrics_of(plan, what).items() if one is not None}
     own = {column: _of(metric, measure, layout) for column, metric in metrics.items()}
     if len(set(own.values())) == 1 and len(own) == len(plan.labels):
         return next(iter(own.values())), {}
@@ -275,7 +275,7 @@ def column_measures(plan: Plan, layout: str, measure: Measure) -> tuple[Measure,
 def of_shares(plan: Plan, measure: Measure) -> frozenset[str]:
     """Return the columns whose cells are shares of right test rows, beside which a guess has a score."""
     split, _, what = measure.metric.partition("/")
-    metrics = _metrics(plan, what) if split == "test" and what != "loss" else {}
+    metrics = metrics_of(plan, what) if split == "test" and what != "loss" else {}
     return frozenset(column for column, metric in metrics.items() if metric is not None and metric.share_right)
 
 
@@ -316,7 +316,7 @@ def _check_rule(plan: Plan, rule: Rule, key: str) -> None:
             what = f"the setting with the highest {rule.metric} would be selected, but a loss is better when lower"
             raise UserError(what, where=f"grid {plan.name}", fix=f"set {key}.mode=min, or select by dev/metric")
         return
-    for column, metric in _metrics(plan, what).items():
+    for column, metric in metrics_of(plan, what).items():
         if metric is not None and (rule.mode == "max") != (metric.better == "higher"):
             other = "max" if rule.mode == "min" else "min"
             raise UserError(
@@ -333,13 +333,7 @@ def metric_names(plan: Plan) -> list[str]:
     return sorted({metric.name for task in tasks for metric in task.metric})
 
 
-def first_metric(plan: Plan) -> str:
-    """Return the name of the columns' first metric, "metric" if they have several."""
-    names = {metric.display or metric.name for metric in _metrics(plan, "metric").values() if metric is not None}
-    return next(iter(names)) if len(names) == 1 else "metric"
-
-
-def _metrics(plan: Plan, what: str) -> dict[str, Metric | None]:
+def metrics_of(plan: Plan, what: str) -> dict[str, Metric | None]:
     """Return column -> the metric of its trials: the task's first, or the one named `what`; None if it has none."""
     tasks: dict[tuple[str, str, tuple[Metric, ...]], Task] = {}
     for cell in plan.cells:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.core.units import counted
+from zo_sweeps.methods import registry
 from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.plan.order import ORDERS
 from zo_sweeps.record import trackers
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import Command, SweepInfo, remember
-from zo_sweeps.results import past_sweeps, report, sweep_figures
+from zo_sweeps.results import past_sweeps
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.facts import plan_facts, spent
 from zo_sweeps.schedule import hooks
@@ -107,7 +108,8 @@ def plan_here(composer: Composer) -> Plan:
     plan = build(composer)
     hooks.check(composer.run.on)
     readout.check(plan, composer)
-    sweep_figures.check(plan, composer)
+    if plan.grid.figures and "figures" in registry.offered("part"):
+        _part("figures")(plan, composer)
     return for_this_host(plan)
 
 
@@ -186,7 +188,7 @@ def run(
             view.result(plan, result)
             files = {"table.tex": to_latex(*tables), "table.csv": to_csv(*tables)}
             try:
-                files["report.html"] = report.html(plan, composer, ledger, str(command))
+                files["report.html"] = _part("report")(plan, composer, ledger, str(command))
             except UserError as error:
                 view.say(f"no report: {error}")
             mirror.finish(to_markdown(*tables), files, _aggregates(tables), result.status)
@@ -224,6 +226,14 @@ def probe_this_host(plan: Plan) -> None:
     if plan.config.cluster.address:
         raise UserError("a probe is of this machine, and the nodes of a cluster run the trials", fix="omit --probe")
     measure(plan.config.executor.cpus_per_trial)
+
+
+def _part(name: str) -> Callable[..., Any]:
+    """Return a function that a package offers. Raises UserError, with what to install, without the package."""
+    if error := registry.absent("part", name):
+        raise error
+    part: Callable[..., Any] = registry.load(registry.offered("part")[name])
+    return part
 
 
 def _info(plan: Plan, composer: Composer, sweep_id: str, command: Command) -> SweepInfo:

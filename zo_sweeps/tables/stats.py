@@ -1,45 +1,14 @@
-"""Rows of a table in pairs: by seed, with a confidence interval (Student's t), and example by example (McNemar)."""
+"""What a comparison of rows rests on: confidence intervals (Student's t), pairs of examples (McNemar), ranks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations
 from statistics import fmean, stdev
 
-from zo_sweeps.tables.cells import Table, TableCell
-
 CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class PairedDifference:
-    """The mean of the paired differences `row` − `other`, in the table's unit.
-
-    Args:
-        row, other: keys of the rows.
-        n: the number of pairs.
-        low, high: ends of the confidence interval of the mean; None for a single pair, or if all pairs are equal.
-    """
-
-    row: str
-    other: str
-    mean: float
-    n: int
-    low: float | None
-    high: float | None
-
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
-
-    @property
-    def turned(self) -> PairedDifference:
-        """`other` − `row`."""
-        low, high = (None if end is None else -end for end in (self.high, self.low))
-        return PairedDifference(self.other, self.row, -self.mean, self.n, low, high)
 
 
 @dataclass(frozen=True)
@@ -99,26 +68,6 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[f
     mean = fmean(values)
     half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * stdev(values) / math.sqrt(len(values))
     return mean - half, mean + half
-
-
-def differences(table: Table) -> list[PairedDifference]:
-    """Compare every row with every later one, paired over the seeds and columns in which both have a value.
-
-    A run that serves several seeds (zero-shot) is paired with each of them. Rows without a common pair are left out,
-    and so are columns with a metric of their own, in another unit.
-    Cost: rows^2 · columns · seeds.
-    """
-    keys, results = [key for key, _ in table.columns if key not in table.spec.measures], []
-    for (row, _), (other, _) in combinations(table.rows, 2):
-        if pairs := paired((table.cells[row, key], table.cells[other, key]) for key in keys):
-            low, high = interval(pairs) or (None, None)
-            results.append(PairedDifference(row, other, fmean(pairs), len(pairs), low, high))
-    return results
-
-
-def paired(cells: Iterable[tuple[TableCell, TableCell]]) -> list[float]:
-    """Return the differences of pairs of cells, seed by seed."""
-    return [one.values[s] - other.values[s] for one, other in cells for s in one.values if s in other.values]
 
 
 def mean_ranks(columns: Sequence[Mapping[str, float]]) -> dict[str, float]:

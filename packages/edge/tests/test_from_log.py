@@ -14,7 +14,7 @@ import torch
 from built import with_other_last_bits
 from tests.run.common import make, measured, run
 from zo_sweeps.core.events import ComputedInitial, End, Event, Sensors, Start, Steps, only
-from zo_sweeps.core.trial import METRICS, Outcome, TrialState
+from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.engine.replay import digest, rebuild
 from zo_sweeps.engine.step import losses_at
 from zo_sweeps.record.journal import scalars
@@ -23,6 +23,7 @@ from zo_sweeps.run.workbench import Workbench
 from zo_sweeps_edge import bundle, bundles
 from zo_sweeps_edge.program import Calls, Program
 from zo_sweeps_edge.rows import Frame
+from zo_sweeps_report.metric_meanings import METRICS
 
 pytestmark = [pytest.mark.usefixtures("one_thread")]
 

@@ -17,7 +17,7 @@ def write(circuit: Circuit, folder: Path, clocks: int, figures: Mapping[str, flo
 
     Args:
         clocks: of the test bench.
-        figures: as the tools gave them, under names of METRICS.
+        figures: as the tools gave them, under names of an outcome's metrics.
     """
     folder.mkdir(parents=True, exist_ok=True)
     sources = simulate.write(circuit, folder, clocks)

@@ -28,7 +28,7 @@ BLOCKS = {"RAMB36E2": 1.0, "RAMB18E2": 0.5}
 
 @dataclass(frozen=True)
 class Made:
-    """What the tools made of a circuit: its figures, of all copies, under names of METRICS, and their reports."""
+    """What the tools made of a circuit: its figures, of all copies, under an outcome's names, and their reports."""
 
     figures: Mapping[str, float]
     files: Mapping[str, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.units import visible
-from zo_sweeps.tables.figures import LEGEND, Figure, Series
+from zo_sweeps_report.figures import LEGEND, Figure, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

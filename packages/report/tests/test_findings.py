@@ -16,8 +16,8 @@ from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.findings import BASELINE_UNFINISHED, NO_BASELINE, NO_ESTIMATE, Findings, findings
 from zo_sweeps.schedule.ledger import Standing
+from zo_sweeps_report.findings import BASELINE_UNFINISHED, NO_BASELINE, NO_ESTIMATE, Findings, findings
 
 pytestmark = pytest.mark.unit
 

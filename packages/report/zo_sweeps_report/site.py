@@ -16,18 +16,19 @@ from zo_sweeps.core.host import VERSION
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import Launched, in_folder, launched
-from zo_sweeps.results import report
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.compare import of_cell
-from zo_sweeps.results.findings import findings
 from zo_sweeps.results.past_sweeps import ReadablePlan, of_grids, of_sweep
-from zo_sweeps.results.trial_pages import TrialPages
 from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
 from zo_sweeps.tables import Table
-from zo_sweeps.tables.html import STYLE, as_script, document
+from zo_sweeps.tables.html import STYLE, document
 from zo_sweeps.tables.page import readable
 from zo_sweeps.tables.stats import CONFIDENCE
 from zo_sweeps.tables.text_cells import value_text
+from zo_sweeps_report import report
+from zo_sweeps_report.findings import findings
+from zo_sweeps_report.fragments import WEB, as_script
+from zo_sweeps_report.paired import of_cell
+from zo_sweeps_report.trial_pages import TrialPages
 
 MARK = ".zo-sweeps-site.json"  # lists the site's files: a folder with it may be written again
 INDEX, COMPARE, ASSETS, REPORTS = "index.html", "compare.html", "assets", "reports"
@@ -111,7 +112,7 @@ def _pages(
         f"{ASSETS}/style.css": f"{STYLE.read_text(encoding='utf-8').strip()}\n{style}\n",
         f"{ASSETS}/uplot.js": script + "\n",
         f"{ASSETS}/page.js": report.page_script() + "\n",
-        f"{ASSETS}/compare.js": (report.WEB / "compare.js").read_text(encoding="utf-8"),
+        f"{ASSETS}/compare.js": (WEB / "compare.js").read_text(encoding="utf-8"),
     }
     cards: list[dict[str, Any]] = []
     compared: list[dict[str, Any]] = []
@@ -139,7 +140,7 @@ def _pages(
     }
     files[INDEX] = document(
         "index.html.j2",
-        report.WEB,
+        WEB,
         title="Sweeps",
         cards=cards,
         left_out=left_out,
@@ -150,7 +151,7 @@ def _pages(
     data = {"sweeps": compared, "t": quantiles()}
     files[COMPARE] = document(
         "compare.html.j2",
-        report.WEB,
+        WEB,
         title="Compare rows",
         data=as_script(data),
         sweeps=compared,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.tables.cells import Table, TableCell, place_notes, together
-from zo_sweeps.tables.draw import COLORS, PAPER
-from zo_sweeps.tables.figures import Figure, FigureKind, Panel, Series, axis_label
 from zo_sweeps.tables.records import described
+from zo_sweeps_report.draw import COLORS, PAPER
+from zo_sweeps_report.figures import Figure, FigureKind, Panel, Series, axis_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zo_sweeps.tables.draw import INK, look
-from zo_sweeps.tables.figures import Figure, FigureKind, FigureSpec, Lookup, Panel, Runs, points
 from zo_sweeps.tables.records import Record
+from zo_sweeps_report.draw import INK, look
+from zo_sweeps_report.figures import Figure, FigureKind, FigureSpec, Lookup, Panel, Runs, points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,21 +12,21 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridFigure
 from zo_sweeps.core.errors import UserError, require_known, unknown
 from zo_sweeps.core.events import Event
-from zo_sweeps.core.trial import METRICS
 from zo_sweeps.plan.as_written import altered
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.plan.grid_file import flatten
 from zo_sweeps.record.journal import JournalStore, gradients, trail
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.tables import column_measures, first_metric, metric_names, rule_of
+from zo_sweeps.results.tables import column_measures, metric_names, metrics_of, rule_of
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Measure, Record, Rule
-from zo_sweeps.tables.figure_kinds.parallel import parallel_figures
-from zo_sweeps.tables.figure_kinds.rows import row_figure
-from zo_sweeps.tables.figure_kinds.search import Compared, search_figure, searched
-from zo_sweeps.tables.figures import COLUMN, Figure, FigureSpec, Lookup, Runs, kind_of_grid, values_of
 from zo_sweeps.tables.page import readable
 from zo_sweeps.tables.published import names
+from zo_sweeps_report.figure_kinds.parallel import parallel_figures
+from zo_sweeps_report.figure_kinds.rows import row_figure
+from zo_sweeps_report.figure_kinds.search import Compared, search_figure, searched
+from zo_sweeps_report.figures import COLUMN, Figure, FigureSpec, Lookup, Runs, kind_of_grid, values_of
+from zo_sweeps_report.metric_meanings import METRICS
 
 MAIN = "result"  # name of the figure of the first table's rows
 # The further figures of a grid that defines none: convergence by step and by time.
@@ -198,6 +198,12 @@ def _measure(plan: Plan, composer: Composer, axis: str, name: str, where: str) -
     if name not in metrics:
         raise unknown(axis, name, [*layouts, *metrics], where=where)
     return Measure(metric=name, unit="")
+
+
+def first_metric(plan: Plan) -> str:
+    """Return the name of the columns' first metric, "metric" if they have several."""
+    names = {metric.display or metric.name for metric in metrics_of(plan, "metric").values() if metric is not None}
+    return next(iter(names)) if len(names) == 1 else "metric"
 
 
 def _lookup(plan: Plan) -> Lookup:

@@ -10,8 +10,10 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.core.errors import require_known
-from zo_sweeps.tables.draw import banded, look, published
-from zo_sweeps.tables.figures import (
+from zo_sweeps.tables.records import Record
+from zo_sweeps.tables.select import select, settings
+from zo_sweeps_report.draw import banded, look, published
+from zo_sweeps_report.figures import (
     Behind,
     Figure,
     FigureKind,
@@ -26,8 +28,6 @@ from zo_sweeps.tables.figures import (
     panels_of,
     split,
 )
-from zo_sweeps.tables.records import Record
-from zo_sweeps.tables.select import select, settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

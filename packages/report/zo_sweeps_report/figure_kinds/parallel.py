@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zo_sweeps.tables.draw import INK, look
-from zo_sweeps.tables.figure_kinds.search import RUNS, SELECTED, TICKS, Compared, searched
-from zo_sweeps.tables.figures import Figure, FigureKind, Panel, Series, split
 from zo_sweeps.tables.select import is_number, select, settings
+from zo_sweeps_report.draw import INK, look
+from zo_sweeps_report.figure_kinds.search import RUNS, SELECTED, TICKS, Compared, searched
+from zo_sweeps_report.figures import Figure, FigureKind, Panel, Series, split
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -21,26 +20,25 @@ from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.core.units import bytes_text, counted, duration
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import JournalStore, trail
-from zo_sweeps.results import sweep_figures as charts
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.compare import compared
 from zo_sweeps.results.exchange import with_imported
 from zo_sweeps.results.facts import SweepStatus
-from zo_sweeps.results.findings import BestRow, findings, forwarded_per_step
 from zo_sweeps.results.past_sweeps import with_earlier
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import Rule, Table
-from zo_sweeps.tables.draw import FORMATS, inline_svg, renderings
-from zo_sweeps.tables.figure_kinds.curve import CURVE_X, CURVES, windowed
-from zo_sweeps.tables.figures import TOLD_APART, Figure
-from zo_sweeps.tables.html import as_script, cells_html, differences_html, document
+from zo_sweeps.tables.html import document
 from zo_sweeps.tables.page import readable, together
 from zo_sweeps.tables.records import described
 from zo_sweeps.tables.select import select, settings
-from zo_sweeps.tables.stats import differences
 from zo_sweeps.tables.text_cells import capital, plain
+from zo_sweeps_report import sweep_figures as charts
+from zo_sweeps_report.draw import FORMATS, inline_svg, renderings
+from zo_sweeps_report.figure_kinds.curve import CURVE_X, CURVES, windowed
+from zo_sweeps_report.figures import TOLD_APART, Figure
+from zo_sweeps_report.findings import BestRow, findings, forwarded_per_step
+from zo_sweeps_report.fragments import WEB, as_script, cells_html, differences_html
+from zo_sweeps_report.paired import compared, differences
 
-WEB = Path(__file__).parent / "web"
 LIST = "index.html"  # the page of a sweep's trials, among theirs
 UPLOT = WEB / "uplot"
 FORWARDS = "Forwarded examples (a backward pass counts as two forwards)"
@@ -347,7 +345,7 @@ def curve_data(plan: Plan, standing: Standing) -> dict[str, Any]:
     for i, row in enumerate(rows):
         row["shown"] = i in drawn
     has = {name for row in rows for part in row["parts"] for run in part["runs"] for name in run["curves"]}
-    named = {**CURVES, "dev/metric": (f"Dev {measure.name or readout.first_metric(plan)} ({measure.unit})", 1.0)}
+    named = {**CURVES, "dev/metric": (f"Dev {measure.name or charts.first_metric(plan)} ({measure.unit})", 1.0)}
     return {
         "x": [
             *({"key": key, "label": label} for key, label in CURVE_X.items()),

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables.test_html import Reader
 from zo_sweeps.cli.main import main
-
-from .test_report import Reader
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -10,10 +10,10 @@ from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, ClassVar
 
 from zo_sweeps.core.trial import TrialState
-from zo_sweeps.tables.draw import look
-from zo_sweeps.tables.figures import Figure, FigureKind, Panel, Series, axis_label, split
 from zo_sweeps.tables.records import Measure, Record, Rule, described
 from zo_sweeps.tables.select import is_number, select, settings
+from zo_sweeps_report.draw import look
+from zo_sweeps_report.figures import Figure, FigureKind, Panel, Series, axis_label, split
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

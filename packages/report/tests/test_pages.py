@@ -8,9 +8,9 @@ from itertools import product
 import pytest
 
 from tests.results.pages import Page
-from zo_sweeps.results.report import chart_library
-from zo_sweeps.tables.draw import COLORS
 from zo_sweeps.tables.html import STYLE
+from zo_sweeps_report.draw import COLORS
+from zo_sweeps_report.report import chart_library
 
 pytestmark = pytest.mark.unit
 

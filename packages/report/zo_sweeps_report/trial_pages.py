@@ -21,18 +21,20 @@ from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.host import VERSION
 from zo_sweeps.core.memory_parts import MEANINGS, MEMORY, TOTAL
-from zo_sweeps.core.trial import METRICS, Trial, TrialState
+from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.core.units import bytes_text, metric_text
 from zo_sweeps.methods.metric import Metric
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import JournalStore, trail
 from zo_sweeps.results.facts import TrialFacts, described_trial, differing
-from zo_sweeps.results.report import LIST, WEB, device_of, has_page, made_by, page_script, versions_of
 from zo_sweeps.schedule.ledger import Standing
-from zo_sweeps.tables.figure_kinds.curve import CURVES, windowed
 from zo_sweeps.tables.html import STYLE, document
 from zo_sweeps.tables.text_cells import plain
+from zo_sweeps_report.figure_kinds.curve import CURVES, windowed
+from zo_sweeps_report.fragments import WEB
+from zo_sweeps_report.metric_meanings import METRICS
+from zo_sweeps_report.report import LIST, device_of, has_page, made_by, page_script, versions_of
 
 COLUMNS = ("trial", "state", "selected step", "dev loss", "test", "seconds", "id")
 COMMANDS = ("status {}", "answers {}", "export {} --out adapter")

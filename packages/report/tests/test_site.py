@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.results.common import composed, fill
 from tests.results.pages import Page
 from zo_sweeps.cli.main import main
 from zo_sweeps.config.composer import Composer
@@ -18,11 +19,9 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.sweep_book import Command, remember
 from zo_sweeps.results import past_sweeps
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.site import COMPARE, INDEX, MARK, write_site
 from zo_sweeps.schedule.ledger import Ledger, read_standing
-from zo_sweeps.tables.stats import differences
-
-from .common import composed, fill
+from zo_sweeps_report.paired import differences
+from zo_sweeps_report.site import COMPARE, INDEX, MARK, write_site
 
 CHROMIUM = shutil.which("chromium")
 QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]

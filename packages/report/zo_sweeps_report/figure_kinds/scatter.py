@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, ClassVar
 
-from zo_sweeps.tables.draw import COLORS, FAINT
-from zo_sweeps.tables.figures import (
+from zo_sweeps.tables.records import Measure, Record
+from zo_sweeps.tables.select import select, settings
+from zo_sweeps_report.draw import COLORS, FAINT
+from zo_sweeps_report.figures import (
     Behind,
     Figure,
     FigureKind,
@@ -24,8 +26,6 @@ from zo_sweeps.tables.figures import (
     notes_of,
     panels_of,
 )
-from zo_sweeps.tables.records import Measure, Record
-from zo_sweeps.tables.select import select, settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,8 +19,9 @@ from zo_sweeps.results.tables import places_of
 from zo_sweeps.schedule.ledger import Standing
 from zo_sweeps.tables import CellState, Measure, Table, TableCell
 from zo_sweeps.tables.cells import together
-from zo_sweeps.tables.stats import CONFIDENCE, interval, paired
+from zo_sweeps.tables.stats import CONFIDENCE, interval
 from zo_sweeps.tables.text_cells import signed, value_text
+from zo_sweeps_report.paired import paired
 
 ENDED = (
     CellState.DONE,
@@ -99,7 +100,7 @@ _Pair = tuple[_Choice, _Choice]  # the best zeroth-order row of a column, and it
 def findings(plan: Plan, standing: Standing, tables: Sequence[Table]) -> Findings:
     """Return what the finished trials of a sweep say.
 
-    The baseline is a row whose method backpropagates. Cost: as `tables.stats.differences` of the first table of scores.
+    The baseline is a row whose method backpropagates. Cost: as `paired.differences` of the first table of scores.
     """
     kinds = _kinds(plan)
     best = tuple(line for table in tables for line in _best_rows(table, standing))

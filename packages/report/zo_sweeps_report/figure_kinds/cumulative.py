@@ -8,10 +8,10 @@ from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar
 
-from zo_sweeps.tables.draw import banded
-from zo_sweeps.tables.figures import Figure, FigureKind, FigureSpec, Lookup, Panel, Runs, Series, both_labels, panels_of
 from zo_sweeps.tables.records import Record
 from zo_sweeps.tables.select import select, settings
+from zo_sweeps_report.draw import banded
+from zo_sweeps_report.figures import Figure, FigureKind, FigureSpec, Lookup, Panel, Runs, Series, both_labels, panels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,18 +12,17 @@ from typing import Any
 import pytest
 
 from tests.engine import contract
+from tests.tables.examples import ACCURACY, LR, PUBLISHED, Q, measure, record, small
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import SquaredGradients
 from zo_sweeps.methods.registry import member
 from zo_sweeps.tables import Record, build
-from zo_sweeps.tables.draw import FORMATS, TOKENS, drawing, inline_svg, render, renderings
-from zo_sweeps.tables.figure_kinds.line import Line
-from zo_sweeps.tables.figure_kinds.rows import MEAN, SEEDS, row_figure
-from zo_sweeps.tables.figure_kinds.rows import PUBLISHED as PUBLISHED_LABEL
-from zo_sweeps.tables.figures import TOLD_APART, Figure, FigureKind, FigureSpec, Panel, Runs, axis_label, kind_of_grid
 from zo_sweeps.tables.published import names
-
-from .examples import ACCURACY, LR, PUBLISHED, Q, measure, record, small
+from zo_sweeps_report.draw import FORMATS, TOKENS, drawing, inline_svg, render, renderings
+from zo_sweeps_report.figure_kinds.line import Line
+from zo_sweeps_report.figure_kinds.rows import MEAN, SEEDS, row_figure
+from zo_sweeps_report.figure_kinds.rows import PUBLISHED as PUBLISHED_LABEL
+from zo_sweeps_report.figures import TOLD_APART, Figure, FigureKind, FigureSpec, Panel, Runs, axis_label, kind_of_grid
 
 pytestmark = pytest.mark.unit
 
