@@ -324,7 +324,7 @@ def test_the_page_of_mlflow_says_at_once_what_is_waited_for(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("zo_sweeps.record.server.start", lambda *_: Server())
+    monkeypatch.setattr("zo_sweeps_tracking.server.start", lambda *_: Server())
     with pytest.raises(KeyboardInterrupt):
         machine.ui([f"state_dir={folder}"])
     assert said == [f"waiting for the MLflow server of {folder}, which takes up to half a minute to start\n"]

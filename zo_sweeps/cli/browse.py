@@ -197,8 +197,8 @@ def sync(given: Sequence[str]) -> int:
     With tracking.also=[wandb], that tracker too.
     """
     options = parse(grid_parser("sync", sync.__doc__), given)
-    from zo_sweeps.record import trackers
-    from zo_sweeps.record.mlflow_store import sync as send
+    from zo_sweeps_tracking import trackers
+    from zo_sweeps_tracking.store import sync as send
 
     config = Composer(options.overrides, options.config_dir).run
     trackers.check(config.tracking.also)

@@ -42,10 +42,10 @@ def ui(given: Sequence[str]) -> int:
     folder = Composer(options.overrides, options.config_dir).run.folder
     if not folder.is_dir():
         raise nothing_run(folder)
-    from zo_sweeps.record.mlflow_points import TRAINING
-    from zo_sweeps.record.mlflow_runs import pages
-    from zo_sweeps.record.server import start
     from zo_sweeps.record.sweep_book import books
+    from zo_sweeps_tracking.rows import TRAINING
+    from zo_sweeps_tracking.runs import pages
+    from zo_sweeps_tracking.server import start
 
     with contextlib.closing(start(folder, options.port)) as server:
         print(f"waiting for the MLflow server of {folder}, which takes up to half a minute to start", flush=True)

@@ -17,7 +17,6 @@ from zo_sweeps.core.units import counted
 from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.plan.order import ORDERS
-from zo_sweeps.record import trackers
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import Command, SweepInfo, remember
 from zo_sweeps.results import past_sweeps, report, sweep_figures
@@ -33,9 +32,10 @@ from zo_sweeps.schedule.spending import Caps
 from zo_sweeps.schedule.sweep import Sweep
 from zo_sweeps.schedule.this_host import crowded, for_this_host
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown
+from zo_sweeps_tracking import trackers
 
 if TYPE_CHECKING:
-    from zo_sweeps.record.mlflow_store import MlflowMirror
+    from zo_sweeps_tracking.store import MlflowMirror
 
 STORE_SECONDS = 60.0  # time allowed for an unreachable MLflow store to come back, and for the final upload
 IDLE_SECONDS = 5.0  # the same, for a named server and a sweep with nothing left to run
@@ -237,7 +237,7 @@ def _info(plan: Plan, composer: Composer, sweep_id: str, command: Command) -> Sw
 
 def _mirror(plan: Plan, info: SweepInfo, state_dir: Path, view: View) -> MlflowMirror:
     """Return the MLflow mirror of a sweep: in the state folder's own store unless a server is named."""
-    from zo_sweeps.record.mlflow_store import MlflowMirror
+    from zo_sweeps_tracking.store import MlflowMirror
 
     uri = plan.config.tracking.uri
     return MlflowMirror(uri, plan.name, info, state_dir, say=view.say, patience=STORE_SECONDS)

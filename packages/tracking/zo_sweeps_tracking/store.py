@@ -22,9 +22,9 @@ from zo_sweeps.core.events import FinishedSweep
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.core.units import counted
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_runs import SweepRuns
-from zo_sweeps.record.server import is_temporary, reason, silence
 from zo_sweeps.record.sweep_book import BookContents, SweepBook, SweepInfo, books
+from zo_sweeps_tracking.runs import SweepRuns
+from zo_sweeps_tracking.server import is_temporary, reason, silence
 
 EVERY_SECONDS = 2.0  # between uploads, which take at most a tenth of a core
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0  # between attempts to reach the store
