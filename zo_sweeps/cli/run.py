@@ -114,7 +114,7 @@ class Terminal(View):
             self.say(f"stopped: {why}")
         if summary.over:
             self.say(f"stopped by {summary.over}")
-        self.say(f"results: {result.state_dir}   MLflow: {result.tracking}")
+        self.say(f"results: {result.state_dir}" + (f"   MLflow: {result.tracking}" if result.tracking else ""))
         self.say(f"next: {_next(plan, result)}")
 
 
