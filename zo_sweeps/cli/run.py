@@ -130,7 +130,8 @@ def _next(plan: Plan, result: Result) -> str:
         return f"{prefix} status --failed{state}   then the same command with --rerun failed"
     if result.no_success:
         return "no trial succeeded; the same command with other settings, such as a lower update.lr or train.batch"
-    return f"{prefix} ui{state}   or   {prefix} table --format latex{state}"
+    page = f"{prefix} ui{state}   or   " if result.tracking else ""
+    return f"{page}{prefix} table --format latex{state}"
 
 
 class ProgressView(View):

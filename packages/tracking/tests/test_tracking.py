@@ -43,6 +43,7 @@ def test_without_the_package_a_sweep_makes_its_table_and_sync_makes_the_store_on
     assert f"note: {Tracking.notes[0]}" in lines
     assert any(line.startswith("ZO  ") for line in lines), "the table"
     assert f"results: {tmp_path / 'state'}" in lines
+    assert f"next: python -m zo_sweeps table --format latex state_dir={tmp_path / 'state'}" in lines
     assert not (tmp_path / "state" / "mlflow").exists()
     assert main(["sync", f"state_dir={tmp_path / 'state'}"]) == 0
     assert capsys.readouterr().out.endswith(f": 2 trials sent to {tmp_path}/state/mlflow/mlflow.db\n")
