@@ -37,7 +37,7 @@ ONCE = (
 # program, for which another process would only wait.
 SHARING = (
     ("tests/api/",),
-    ("tests/e2e/test_sweep.py", "tests/record/test_mirror.py", "tests/record/test_views.py"),
+    ("tests/e2e/test_sweep.py", "packages/tracking/tests/test_mirror.py", "packages/tracking/tests/test_views.py"),
     ("tests/papers/", "tests/labels/test_walk.py"),
     (
         "packages/edge/tests/test_trials.py",
@@ -64,7 +64,7 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an MLflow server, for the tests that are about one: a start takes eight seconds."""
-    from zo_sweeps.record import server
+    from zo_sweeps_tracking import server
 
     with contextlib.closing(server.start(tmp_path_factory.mktemp("tracking"))) as one:
         yield one.uri

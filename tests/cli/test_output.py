@@ -309,27 +309,6 @@ def test_a_stage_says_at_once_what_it_does_and_from_the_second_part_on_how_long_
     assert second.startswith("gradients: 2/3, ETA ")
 
 
-def test_the_page_of_mlflow_says_at_once_what_is_waited_for(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-
-    class Server:
-        uri = "http://127.0.0.1:9"
-
-        def wait(self) -> None:
-            said.append(capsys.readouterr().out)
-            raise KeyboardInterrupt
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr("zo_sweeps.record.server.start", lambda *_: Server())
-    with pytest.raises(KeyboardInterrupt):
-        machine.ui([f"state_dir={folder}"])
-    assert said == [f"waiting for the MLflow server of {folder}, which takes up to half a minute to start\n"]
-
-
 def test_a_page_that_is_left_with_ctrl_c_gives_the_terminal_back(
     plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from tests.e2e.conftest import FIXED, SMALL
 from tests.e2e.drivers import PATIENCE, Driver, outcomes, run_inline, starts, words
 from tests.plan.common import write_grid
 from tests.schedule.nodes import cluster, wait_for
-from zo_sweeps.record import server
+from zo_sweeps_tracking import server
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]
 

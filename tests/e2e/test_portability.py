@@ -19,8 +19,8 @@ from tests.run.common import measured, run
 from tests.schedule.nodes import cluster, wait_for
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
-from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
+from zo_sweeps_tracking import server
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 

@@ -18,8 +18,8 @@ from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.engine.losses import score
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
-from zo_sweeps.record.mlflow_points import points
 from zo_sweeps.run import workbench
+from zo_sweeps_tracking.rows import points
 
 pytestmark = pytest.mark.unit
 

@@ -1,4 +1,4 @@
-"""The commands that show results: table, compare, papers, sync."""
+"""The commands that show results: table, compare, answers, papers."""
 
 from __future__ import annotations
 
@@ -81,24 +81,6 @@ def write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", where="--output") from None
-
-
-def sync(given: Sequence[str]) -> int:
-    """Send the results of a state folder that a tracking server lacks; tracking.uri=URI names another server.
-
-    With tracking.also=[wandb], that tracker too.
-    """
-    options = parse(grid_parser("sync", sync.__doc__), given)
-    from zo_sweeps.record import trackers
-    from zo_sweeps.record.mlflow_store import sync as send
-
-    config = Composer(options.overrides, options.config_dir).run
-    trackers.check(config.tracking.also)
-    try:
-        send(config.folder, config.tracking.uri)
-    finally:  # a server that does not answer holds up no other tracker
-        trackers.sync(config.folder, config.tracking.also)
-    return 0
 
 
 def compare(given: Sequence[str]) -> int:

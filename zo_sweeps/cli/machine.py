@@ -1,4 +1,4 @@
-"""The commands about this machine: doctor, ui, gc, fetch, package."""
+"""The commands about this machine: doctor, gc, fetch, package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.progress import Progress, TaskID
 from zo_sweeps.cli.parser import grid_parser, parse
 from zo_sweeps.cli.text import console, listing, say
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.core.errors import UserError, nothing_run
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import cache_folder
 from zo_sweeps.core.units import bytes_text, counted, duration
 from zo_sweeps.session.reclaim import Reclaimable, reclaim, reclaimable
@@ -32,34 +32,6 @@ def doctor(given: Sequence[str]) -> int:
         fix = f"; {check.fix}" if check.fix and check.status != "ok" else ""
         say(to, f"{check.status:4}  {check.name}: {check.detail}{fix}")
     return int(any(check.status == "fail" for check in results))
-
-
-def ui(given: Sequence[str]) -> int:
-    """Serve the MLflow page of a state folder on loopback until Ctrl-C."""
-    parser = grid_parser("ui", ui.__doc__)
-    parser.add_argument("--port", type=int, default=None, help="default: a free port")
-    options = parse(parser, given)
-    folder = Composer(options.overrides, options.config_dir).run.folder
-    if not folder.is_dir():
-        raise nothing_run(folder)
-    from zo_sweeps.record.mlflow_points import TRAINING
-    from zo_sweeps.record.mlflow_runs import pages
-    from zo_sweeps.record.server import start
-    from zo_sweeps.record.sweep_book import books
-
-    with contextlib.closing(start(folder, options.port)) as server:
-        print(f"waiting for the MLflow server of {folder}, which takes up to half a minute to start", flush=True)
-        server.wait()
-        here = pages(server.uri, folder)
-        for title, page in here.items():
-            print(f"{title}: {page}")
-        if lacking := sum(book.sweep.title not in here for book in books(folder)):
-            print(f"{lacking} sweep{'s are' if lacking > 1 else ' is'} not in this mirror: zo-sweeps sync sends them")
-        print(f"MLflow: {server.uri}/#/experiments?{TRAINING}   (Ctrl-C to stop)", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                time.sleep(3600)
-    return 0
 
 
 def gc(given: Sequence[str]) -> int:

@@ -23,8 +23,6 @@ COMMANDS = {  # command -> module:function; each is loaded when it is called
     "compare": "browse:compare",
     "answers": "browse:answers",
     "papers": "browse:papers",
-    "ui": "machine:ui",
-    "sync": "browse:sync",
     "export": "share:export",
     "verify": "share:verify",
     "import": "share:import_",

@@ -114,7 +114,7 @@ class Terminal(View):
             self.say(f"stopped: {why}")
         if summary.over:
             self.say(f"stopped by {summary.over}")
-        self.say(f"results: {result.state_dir}   MLflow: {result.tracking}")
+        self.say(f"results: {result.state_dir}" + (f"   MLflow: {result.tracking}" if result.tracking else ""))
         self.say(f"next: {_next(plan, result)}")
 
 
@@ -130,7 +130,8 @@ def _next(plan: Plan, result: Result) -> str:
         return f"{prefix} status --failed{state}   then the same command with --rerun failed"
     if result.no_success:
         return "no trial succeeded; the same command with other settings, such as a lower update.lr or train.batch"
-    return f"{prefix} ui{state}   or   {prefix} table --format latex{state}"
+    page = f"{prefix} ui{state}   or   " if result.tracking else ""
+    return f"{page}{prefix} table --format latex{state}"
 
 
 class ProgressView(View):

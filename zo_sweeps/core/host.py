@@ -1,4 +1,4 @@
-"""This machine and what is installed on it: names, versions, the project's own packages, and child processes."""
+"""This machine and what is installed on it: names, versions, the project's own packages, ports, and child processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from zo_sweeps.core.errors import UserError
 
 GIB = 2**30
 # Of zo_sweeps; its wheels are built with it.
@@ -158,7 +161,7 @@ EXTRAS = (
         },
     ),
     Extra("rtl", "zo_sweeps_rtl", {"kind": ("synthesis",), "command": ("rtl",)}),
-    Extra("tracking", "zo_sweeps_tracking", {}),
+    Extra("tracking", "zo_sweeps_tracking", {"command": ("ui", "sync"), "part": ("tracking",)}),
 )
 
 
@@ -185,6 +188,20 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict
             if number:
                 best[name] = min(best[name], time.perf_counter() - began)
     return best
+
+
+def free_port(port: int | None, host: str) -> int:
+    """Return the port, or a free one for None. Raises UserError for one that cannot be used."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server stopped a minute ago does not count
+        try:
+            probe.bind((host, port or 0))
+        except (OSError, OverflowError) as error:
+            raise UserError(
+                f"port {port} cannot be used for the page: {getattr(error, 'strerror', error)}",
+                fix="name a free one with --port, or end the program that uses it",
+            ) from error
+        return int(probe.getsockname()[1])
 
 
 _SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG

@@ -37,7 +37,6 @@ from zo_sweeps.fleet.node import (
     wait_until_gone,
 )
 from zo_sweeps.methods import registry
-from zo_sweeps.record import server
 from zo_sweeps.schedule.cluster import (
     checked,
     private_folder,
@@ -45,6 +44,7 @@ from zo_sweeps.schedule.cluster import (
     token_environment,
     token_for_head,
 )
+from zo_sweeps_tracking import server
 
 START_SECONDS = 300.0  # see BOOT_SECONDS of the keeper
 CHECK_SECONDS = 10.0  # between checks of the MLflow server

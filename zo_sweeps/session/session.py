@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
@@ -18,7 +18,6 @@ from zo_sweeps.methods import registry
 from zo_sweeps.plan.as_written import beside_written
 from zo_sweeps.plan.build import Plan, build
 from zo_sweeps.plan.order import ORDERS
-from zo_sweeps.record import trackers
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import Command, SweepInfo, remember
 from zo_sweeps.results import past_sweeps
@@ -33,10 +32,8 @@ from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Summary, Watch
 from zo_sweeps.schedule.spending import Caps
 from zo_sweeps.schedule.sweep import Sweep
 from zo_sweeps.schedule.this_host import crowded, for_this_host
+from zo_sweeps.session.tracking import tracking
 from zo_sweeps.tables import Table, to_csv, to_latex, to_markdown
-
-if TYPE_CHECKING:
-    from zo_sweeps.record.mlflow_store import MlflowMirror
 
 STORE_SECONDS = 60.0  # time allowed for an unreachable MLflow store to come back, and for the final upload
 IDLE_SECONDS = 5.0  # the same, for a named server and a sweep with nothing left to run
@@ -45,7 +42,10 @@ PROBED_SECONDS = 60.0  # of a sweep on the core of reference, from which ten for
 
 @dataclass(frozen=True)
 class Result:
-    """A sweep that has ended; tracking: the MLflow server's address, or the folder of the state folder's own store."""
+    """A sweep that has ended.
+
+    tracking: the MLflow server's address, or the folder of the state folder's own store; "" without MLflow.
+    """
 
     tables: Sequence[Table]
     summary: Summary
@@ -128,7 +128,8 @@ def run(
     part of it; if the state folder is not writable, the executor not available, or a tracker not installed. Raises
     HeadLostError if the cluster's head goes away: another process can then resume the sweep.
     """
-    trackers.check(plan.config.tracking.also)
+    trackers, named = tracking(), plan.config.tracking
+    trackers.check(named)
     if plan.config.budget.has_cap and not plan.config.budget.partial:
         if plan.config.budget.hours is not None:  # with a prediction, if there can be one
             predictions_of(plan, read_standing(plan.config.folder), view)
@@ -136,18 +137,18 @@ def run(
             raise UserError("; ".join(over))
     state_dir, plan = plan.config.folder.resolve(), beside_written(plan, composer)
     sweep_id = fingerprint([plan.name, sorted(plan.every)])  # of these alone: a resumed sweep continues its MLflow run
-    executor, tracking = plan.config.executor, plan.config.tracking.uri
+    executor = plan.config.executor
     info = _info(plan, composer, sweep_id, command)
     with hooks.Hooks(plan.config.on, plan.name, state_dir, view.say, len(plan.reasons)) as called:
         with (
             contextlib.closing(JournalStore(state_dir)) as store,
             Ledger(state_dir, sweep_id) as ledger,
-            contextlib.closing(_mirror(plan, info, state_dir, view)) as mirror,
-            trackers.Trackers(plan.config.tracking.also, plan.name, info, plan.trials, state_dir, view.say) as others,
+            contextlib.closing(trackers.mirror(named, plan.name, info, state_dir, view.say, STORE_SECONDS)) as mirror,
+            trackers.others(named, plan.name, info, plan.trials, state_dir, view.say) as others,
         ):
             for trial in plan.trials:
                 mirror.register(trial)
-            for line in (*past_sweeps.since(plan, command), *crowded(plan)):
+            for line in (*past_sweeps.since(plan, command), *crowded(plan), *trackers.notes):
                 view.say(f"note: {line}")
             past_sweeps.save(plan, composer, state_dir, sweep_id)
             remember(state_dir, sweep_id, plan.name, command)
@@ -155,8 +156,8 @@ def run(
             with view.progress() as progress:
 
                 def grown(trial_id: str) -> None:
-                    for copy in (mirror, others):
-                        copy.notify(trial_id)
+                    for notify in (mirror.notify, others):
+                        notify(trial_id)
 
                 def update(snapshot: Snapshot) -> None:
                     for shown in (progress, live, called):
@@ -183,8 +184,8 @@ def run(
                     say=progress.say,
                 ).run()
             seconds = time.monotonic() - began
-            tables, where = readout.tables(plan, composer, ledger), tracking or str(state_dir / "mlflow")
-            result = Result(tables, summary, seconds, state_dir, where)
+            tables = readout.tables(plan, composer, ledger)
+            result = Result(tables, summary, seconds, state_dir, mirror.place)
             view.result(plan, result)
             files = {"table.tex": to_latex(*tables), "table.csv": to_csv(*tables)}
             try:
@@ -192,7 +193,7 @@ def run(
             except UserError as error:
                 view.say(f"no report: {error}")
             mirror.finish(to_markdown(*tables), files, _aggregates(tables), result.status)
-            idle = tracking and not summary.ran  # a named server that does not answer is not waited for
+            idle = named.uri and not summary.ran  # a named server that does not answer is not waited for
             # Whatever the store misses stays in the journals.
             if left := mirror.drain(min(STORE_SECONDS, IDLE_SECONDS) if idle else STORE_SECONDS):
                 view.say(f"MLflow has not taken {counted(left, 'trial')} yet; the next run of this command sends them")
@@ -243,14 +244,6 @@ def _info(plan: Plan, composer: Composer, sweep_id: str, command: Command) -> Sw
     whole = {**composer.trial, **plan.config.to_json()}
     text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
     return SweepInfo(sweep_id=sweep_id, grid=plan.name, title=plan.title, command=str(command), config_yaml=text)
-
-
-def _mirror(plan: Plan, info: SweepInfo, state_dir: Path, view: View) -> MlflowMirror:
-    """Return the MLflow mirror of a sweep: in the state folder's own store unless a server is named."""
-    from zo_sweeps.record.mlflow_store import MlflowMirror
-
-    uri = plan.config.tracking.uri
-    return MlflowMirror(uri, plan.name, info, state_dir, say=view.say, patience=STORE_SECONDS)
 
 
 def _aggregates(tables: Sequence[Table]) -> Mapping[str, float]:

@@ -14,9 +14,7 @@ from pathlib import Path
 from zo_sweeps.core.events import Start, Steps, only
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.executor import Executor
-from zo_sweeps.record import mlflow_points
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_store import MlflowMirror
 from zo_sweeps.record.sweep_book import SweepInfo
 from zo_sweeps.schedule.backend import Backend
 from zo_sweeps.schedule.cluster import environment
@@ -30,6 +28,8 @@ from zo_sweeps_bench.idle_trials import TARGET, ended, trials
 from zo_sweeps_bench.measure import RatioRow
 from zo_sweeps_bench.raylets import Cluster, Raylet, cluster, wait_for
 from zo_sweeps_bench.simulated_slots import SimulatedSlots
+from zo_sweeps_tracking.rows import points as metric_points
+from zo_sweeps_tracking.store import MlflowMirror
 
 RUNNING = (100, 300, 1000, 2000)  # trials at a time
 WARM_UP = 20  # trials not timed, while processes start
@@ -112,7 +112,7 @@ def points(folder: Path, count: int = 32, steps: int = 1000) -> RatioRow:
     for trial in known:
         events = ended(trial)
         store.append(trial.trial_id, events)
-        total += len(mlflow_points.points(trial, events))
+        total += len(metric_points(trial, events))
     mirror = MlflowMirror(None, "bench", SweepInfo("bench", "bench", "bench"), folder)
     assert mirror.drain(300) == 0  # it is open
     begin = time.perf_counter()

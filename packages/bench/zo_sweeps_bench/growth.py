@@ -22,10 +22,10 @@ from zo_sweeps.core.events import End, Uploaded
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.plan.build import build
 from zo_sweeps.record.journal import Journal, JournalStore
-from zo_sweeps.record.server import DATABASE, own_client
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps_bench.idle_trials import ended
 from zo_sweeps_bench.measure import RatioRow
+from zo_sweeps_tracking.server import DATABASE, own_client
 
 SIZES = (1_000, 10_000, 100_000)  # trials: ten rows of ten seeds, over more and more rates
 PYTHON = [sys.executable, "-m", "zo_sweeps"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from zo_sweeps.cli.parser import grid_parser, parse
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.record.server import free_port
+from zo_sweeps.core.host import free_port
 from zo_sweeps_demo.runs import Page, offered, running, stop
 
 HOST = "127.0.0.1"

@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from urllib.parse import urlsplit
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import locked, replacing
-from zo_sweeps.core.host import die_with_parent
+from zo_sweeps.core.host import die_with_parent, free_port
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -158,20 +157,6 @@ def _make_password(path: Path) -> None:
     }
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         settings.write(file)
-
-
-def free_port(port: int | None, host: str) -> int:
-    """Return the port, or a free one for None. Raises UserError for one that cannot be used."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server stopped a minute ago does not count
-        try:
-            probe.bind((host, port or 0))
-        except (OSError, OverflowError) as error:
-            raise UserError(
-                f"port {port} cannot be used for the page: {getattr(error, 'strerror', error)}",
-                fix="name a free one with --port, or end the program that uses it",
-            ) from error
-        return int(probe.getsockname()[1])
 
 
 def _last_line(log: Path) -> str:

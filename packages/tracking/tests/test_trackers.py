@@ -18,10 +18,9 @@ import pytest
 from tests.record import made_up
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.trial import Trial, TrialState
-from zo_sweeps.record import mlflow_points as rows
-from zo_sweeps.record import trackers
 from zo_sweeps.record.journal import JournalStore, born
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
+from zo_sweeps_tracking import rows, trackers
 
 pytestmark = pytest.mark.multiprocess
 SWEEP = SweepInfo("5weeb", "demo_grid", "demo_grid · smoke")
@@ -56,7 +55,7 @@ def swept(folder: Path, count: int = 2, steps: int = 20) -> list[Trial]:
 def another(folder: Path, names: list[str], *words: str) -> subprocess.CompletedProcess[str]:
     """`sync` in a process of its own."""
     program = (
-        f"import pathlib; from zo_sweeps.record import trackers; trackers.sync(pathlib.Path({str(folder)!r}), {names})"
+        f"import pathlib; from zo_sweeps_tracking.trackers import sync; sync(pathlib.Path({str(folder)!r}), {names})"
     )
     command = [sys.executable, "-c", program, *words]
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
@@ -167,7 +166,7 @@ def test_a_sending_that_was_killed_is_sent_again_as_one(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
-from zo_sweeps.record import trackers
+from zo_sweeps_tracking import trackers
 left = 700
 
 def counted(log):
@@ -229,7 +228,7 @@ def test_no_file_holds_a_key_or_what_the_command_line_said(tmp_path: Path) -> No
     folder = tmp_path / "state"
     swept(folder)
     program = (
-        f"import pathlib; from zo_sweeps.record import trackers; trackers.sync(pathlib.Path({str(folder)!r}), {NAMES})"
+        f"import pathlib; from zo_sweeps_tracking.trackers import sync; sync(pathlib.Path({str(folder)!r}), {NAMES})"
     )
     subprocess.run([sys.executable, "-c", program, "on.done=s3cr3t"], check=True, timeout=120)
     assert in_wandb(folder)

@@ -15,7 +15,7 @@ from tests.record import made_up
 from zo_sweeps.core.events import Event, PeersReady, Sensors, SquaredGradients, read_event
 from zo_sweeps.core.host import provenance
 from zo_sweeps.core.trial import StoredConfig, TrialState
-from zo_sweeps.record import mlflow_points as rows
+from zo_sweeps_tracking import rows
 
 
 def curve(points: list[rows.MetricPoint], key: str) -> dict[int, float]:

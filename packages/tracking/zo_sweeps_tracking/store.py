@@ -14,23 +14,23 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError, nothing_run
-from zo_sweeps.core.events import FinishedSweep
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.core.units import counted
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_runs import SweepRuns
-from zo_sweeps.record.server import is_temporary, reason, silence
-from zo_sweeps.record.sweep_book import BookContents, SweepBook, SweepInfo, books
+from zo_sweeps.record.sweep_book import BookContents, SweepInfo, books
+from zo_sweeps.session.tracking import Mirror
+from zo_sweeps_tracking.runs import SweepRuns
+from zo_sweeps_tracking.server import is_temporary, reason, silence
 
 EVERY_SECONDS = 2.0  # between uploads, which take at most a tenth of a core
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0  # between attempts to reach the store
 
 
-class MlflowMirror:
+class MlflowMirror(Mirror):
     """Sends the journals of a sweep to an MLflow store, in a thread: on a timer, and when `drain` asks for it.
 
     Args:
@@ -54,13 +54,13 @@ class MlflowMirror:
         patience: float = 0.0,
     ) -> None:
         self._folder, self._say = Path(state_dir).resolve(), say
-        self._book = SweepBook(self._folder, experiment, sweep)
+        super().__init__(experiment, sweep, self._folder)
+        self.place = uri or str(self._folder / "mlflow")
         self._journals = JournalStore(self._folder)
         self._trials: dict[str, Trial] = {}
         self._runs = SweepRuns(uri, experiment, sweep, self._book.began, self._folder, self._trials)
         self._speak_after = time.monotonic() + patience
         self._queue: Counter[str] = Counter()  # trial_id -> how often it was asked for
-        self._final: FinishedSweep | None = None  # to be sent, after the queue
         self._opened = self._finished = self._answers = self._hurry = self._closing = False
         self._reported = self._refused = False
         self._changed = threading.Condition()
@@ -72,29 +72,16 @@ class MlflowMirror:
         self._thread.start()
 
     def register(self, trial: Trial) -> None:
-        """Register a trial, and queue the events that its journal already holds."""
-        self._book.add(trial)
+        super().register(trial)
         self._trials[trial.trial_id] = trial
         if self._journals.path(trial.trial_id).exists():
             self.notify(trial.trial_id)
 
     def notify(self, trial_id: str) -> None:
-        """Queue a registered trial whose journal has grown. Cost: microseconds."""
         with self._changed:
             self._queue[trial_id] += 1
 
-    def finish(
-        self,
-        table_markdown: str,
-        files: Mapping[str, str] | None = None,
-        metrics: Mapping[str, float] | None = None,
-        status: str = "FINISHED",
-    ) -> None:
-        """End the parent run once the queue is empty: FINISHED, FAILED, or KILLED for a sweep that was interrupted."""
-        self._final = self._book.finish({"table.md": table_markdown, **(files or {})}, metrics or {}, status)
-
     def drain(self, timeout: float) -> int:
-        """Wait until everything is sent, at most `timeout` seconds; return the number of trials still queued."""
         with self._changed:
             self._hurry = True
             self._changed.notify_all()
@@ -110,7 +97,7 @@ class MlflowMirror:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout)
-        self._book.close()
+        super().close()
 
     def _lacks_something(self) -> bool:
         return not self._opened or bool(self._queue) or self._final is not None

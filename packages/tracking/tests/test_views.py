@@ -15,12 +15,12 @@ import pytest
 from tests.plan.common import named
 from tests.record import made_up
 from zo_sweeps.core.trial import StoredConfig
-from zo_sweeps.record import mlflow_points as views
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_points import trial_tags
-from zo_sweeps.record.mlflow_runs import pages
-from zo_sweeps.record.mlflow_store import MlflowMirror
 from zo_sweeps.record.sweep_book import SweepInfo
+from zo_sweeps_tracking import rows as views
+from zo_sweeps_tracking.rows import trial_tags
+from zo_sweeps_tracking.runs import pages
+from zo_sweeps_tracking.store import MlflowMirror
 
 SWEEP = SweepInfo("5weeb", "demo_grid", "demo_grid · smoke", "python -m zo_sweeps +grid=demo_grid")
 CHROMIUM = shutil.which("chromium")

@@ -2,7 +2,7 @@
 
     state_dir/trackers/   NAME.jsonl: what the tracker has; NAME/EXPERIMENT/: its files
 
-They show what MLflow shows: names, parameters, tags and points are those of `mlflow_points`. A run is one journal: its
+They show what MLflow shows: names, parameters, tags and points are those of `rows`. A run is one journal: its
 id is the trial's and the time of the journal's first event, so a trial that was rerun is another run.
 """
 
@@ -24,10 +24,10 @@ from zo_sweeps.core.events import Event, Uploaded
 from zo_sweeps.core.files import locked, read_objects
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.core.units import counted
-from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record.journal import Journal, JournalStore, born, outcome, read_events
-from zo_sweeps.record.server import reason
 from zo_sweeps.record.sweep_book import SweepInfo, books
+from zo_sweeps_tracking import rows
+from zo_sweeps_tracking.server import reason
 
 _NUMBER = re.compile(r"-?\d{1,9}(\.\d+)?(e[+-]?\d{1,3})?")  # and no fingerprint
 _QUIET: dict[str, Any] = {"silent": True, "console": "off", "symlink": False}  # options of Weights & Biases' client

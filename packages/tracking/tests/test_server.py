@@ -20,17 +20,17 @@ import pytest
 
 from tests.record import made_up
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_runs import pages
-from zo_sweeps.record.mlflow_store import MlflowMirror
 from zo_sweeps.record.sweep_book import SweepInfo
+from zo_sweeps_tracking import server
+from zo_sweeps_tracking.runs import pages
+from zo_sweeps_tracking.store import MlflowMirror
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 USER = """
 import sys, time
-from zo_sweeps.record import server
+from zo_sweeps_tracking import server
 print(server.start(sys.argv[1]).uri, flush=True)
 time.sleep(600)
 """

@@ -23,10 +23,10 @@ from zo_sweeps.core.events import FinishedSweep, MadeFile, Uploaded, only
 from zo_sweeps.core.files import read_objects, replace_text
 from zo_sweeps.core.host import provenance
 from zo_sweeps.core.trial import Trial, TrialState
-from zo_sweeps.record import mlflow_points as rows
 from zo_sweeps.record.journal import Journal, JournalStore, born, outcome, read_events
-from zo_sweeps.record.server import ARTIFACTS, DATABASE, client_of, is_temporary, own_client
 from zo_sweeps.record.sweep_book import SweepInfo, books
+from zo_sweeps_tracking import rows
+from zo_sweeps_tracking.server import ARTIFACTS, DATABASE, client_of, is_temporary, own_client
 
 _BATCH = 1000  # metrics, params and tags together, in one request
 _BATCH_PARAMS = 100

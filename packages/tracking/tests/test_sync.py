@@ -11,8 +11,8 @@ from tests.record import made_up
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_store import lock_mirror
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
+from zo_sweeps_tracking.store import lock_mirror
 
 pytestmark = pytest.mark.multiprocess
 

@@ -22,12 +22,11 @@ import pytest
 from tests.record import made_up
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Trial, TrialState
-from zo_sweeps.record import mlflow_points as rows
-from zo_sweeps.record import server
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_store import MlflowMirror, sync
-from zo_sweeps.record.server import own_client
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
+from zo_sweeps_tracking import rows, server
+from zo_sweeps_tracking.server import own_client
+from zo_sweeps_tracking.store import MlflowMirror, sync
 
 pytestmark = pytest.mark.multiprocess
 SWEEP = SweepInfo(
@@ -62,7 +61,7 @@ def ended(connection, cursor, statement, *others):
     if "create table guardrails" in statement.lower():  # of the last ones
         os._exit(9)
 
-from zo_sweeps.record.server import own_client
+from zo_sweeps_tracking.server import own_client
 own_client(pathlib.Path({str(tmp_path)!r}, "mlflow.db"))
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
@@ -219,12 +218,13 @@ def test_a_sweep_that_sent_nothing_is_sent_whole_by_sync(uri: str, experiment: s
     assert parent(uri, experiment).info.status == "FINISHED"
 
 
-DRIVER = """
+DRIVER = f"""
 import os, signal, sys
 from tests.record import made_up
-from tests.record.test_mirror import SWEEP
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.record.mlflow_store import MlflowMirror
+from zo_sweeps.record.sweep_book import SweepInfo
+from zo_sweeps_tracking.store import MlflowMirror
+SWEEP = {SWEEP}
 experiment, folder = sys.argv[1:]
 store, mirror = JournalStore(folder), MlflowMirror(None, experiment, SWEEP, folder)
 for seed in range(3):
@@ -241,7 +241,7 @@ def test_runs_of_a_killed_driver_are_closed_by_the_next_and_go_on_with_their_tri
     uri: str, experiment: str, tmp_path: Path
 ) -> None:
     arguments = [sys.executable, "-c", DRIVER, experiment, str(tmp_path)]
-    killed = subprocess.run(arguments, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    killed = subprocess.run(arguments, cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert {run.info.status for run in runs(uri, experiment)} == {"RUNNING"}
     before = {trial_id: run.info.run_id for trial_id, run in children(uri, experiment).items()}
@@ -372,13 +372,13 @@ def test_the_sweep_does_not_wait_for_a_server_that_never_answers(tmp_path: Path)
     mirror.close(5.0)
 
 
-LOADING = """
+LOADING = f"""
 import sys
 from pathlib import Path
-from tests.record.test_mirror import SWEEP
-from zo_sweeps.record.mlflow_store import MlflowMirror
+from zo_sweeps.record.sweep_book import SweepInfo
+from zo_sweeps_tracking.store import MlflowMirror
 assert "importlib_metadata" not in sys.modules
-mirror = MlflowMirror(None, "nowhere", SWEEP, sys.argv[1])
+mirror = MlflowMirror(None, "nowhere", {SWEEP}, sys.argv[1])
 assert hasattr(sys.modules["importlib_metadata"], "MetadataPathFinder"), "its finder serves the other threads' imports"
 mirror.close(60.0)
 """
@@ -387,7 +387,7 @@ mirror.close(60.0)
 @pytest.mark.long
 def test_the_thread_registers_no_half_made_finder_of_packages(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LOADING, str(tmp_path)], cwd=Path(__file__).parents[2], capture_output=True, text=True
+        [sys.executable, "-c", LOADING, str(tmp_path)], cwd=Path(__file__).parents[3], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 
