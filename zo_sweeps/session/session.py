@@ -23,7 +23,6 @@ from zo_sweeps.record.sweep_book import Command, SweepInfo, remember
 from zo_sweeps.results import past_sweeps
 from zo_sweeps.results import tables as readout
 from zo_sweeps.results.facts import plan_facts, spent
-from zo_sweeps.schedule import hooks
 from zo_sweeps.schedule.halving import Confirmation, Rungs, groups, searches
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
@@ -106,7 +105,7 @@ def plan_here(composer: Composer) -> Plan:
     hooks that could not be called.
     """
     plan = build(composer)
-    hooks.check(composer.run.on)
+    tracking().check_hooks(composer.run.on)
     readout.check(plan, composer)
     if plan.grid.figures and "figures" in registry.offered("part"):
         _part("figures")(plan, composer)
@@ -139,7 +138,7 @@ def run(
     sweep_id = fingerprint([plan.name, sorted(plan.every)])  # of these alone: a resumed sweep continues its MLflow run
     executor = plan.config.executor
     info = _info(plan, composer, sweep_id, command)
-    with hooks.Hooks(plan.config.on, plan.name, state_dir, view.say, len(plan.reasons)) as called:
+    with trackers.hooks(plan.config.on, plan.name, state_dir, view.say, len(plan.reasons)) as called:
         with (
             contextlib.closing(JournalStore(state_dir)) as store,
             Ledger(state_dir, sweep_id) as ledger,

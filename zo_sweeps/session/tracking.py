@@ -1,4 +1,4 @@
-"""The trackers that show a sweep, as `session` uses them: MLflow's mirror, and others (`tracking.also`).
+"""What follows a sweep: MLflow's mirror, other trackers (`tracking.also`), hooks (`on`).
 
 The package of the extra `[tracking]` has them, and offers them as the entry point `tracking` of the group
 `zo_sweeps.part`. Without it a sweep keeps its journals and its book, from which `sync` makes every copy later.
@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import NotInstalledError
 from zo_sweeps.methods import registry
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
 
 if TYPE_CHECKING:
-    from zo_sweeps.config.schema import TrackingConfig
+    from zo_sweeps.config.schema import OnConfig, TrackingConfig
     from zo_sweeps.core.events import FinishedSweep
     from zo_sweeps.core.trial import Trial
+    from zo_sweeps.schedule.snapshot import Snapshot
 
 Say = Callable[[str], None]
 
@@ -58,8 +59,21 @@ class Mirror:
         self._book.close()
 
 
+class Told(AbstractContextManager["Told"]):
+    """The user's hooks around a run of a sweep. This base class calls none."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Note how far the sweep is."""
+
+    def ended(self, status: str, counts: Mapping[Any, int]) -> None:
+        """Note the end of the sweep: FINISHED, FAILED or KILLED."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Call the hook of the end."""
+
+
 class Tracking:
-    """The trackers of a sweep. This base class is what there is without their package."""
+    """What follows a sweep. This base class is what there is without the package."""
 
     notes: Sequence[str] = (
         "no MLflow (pip install 'zo-sweeps[tracking]'): journals keep everything, and `python -m zo_sweeps sync` "
@@ -72,6 +86,17 @@ class Tracking:
             key = "uri" if config.uri else "also"
             fix = f"pip install 'zo-sweeps[{','.join(('tracking', *config.also))}]'"
             raise NotInstalledError(f"tracking.{key}: zo-sweeps-tracking is not installed", fix=fix)
+
+    def check_hooks(self, on: OnConfig) -> None:
+        """Raise UserError for a hook that cannot be called, or whose package is missing."""
+        for event, hook in vars(on).items():
+            if hook is not None:
+                fix = "pip install 'zo-sweeps[tracking]'"
+                raise NotInstalledError(f"on.{event}: zo-sweeps-tracking is not installed", fix=fix)
+
+    def hooks(self, on: OnConfig, sweep: str, state_dir: Path, say: Say, missing: int) -> Told:
+        """Return the hooks of one run; missing: the trials that cannot run here, which the sweep's counts leave out."""
+        return Told()
 
     def mirror(
         self, config: TrackingConfig, experiment: str, sweep: SweepInfo, state_dir: Path, say: Say, patience: float

@@ -60,12 +60,13 @@ def test_without_the_package_a_sweep_makes_its_table_and_sync_makes_the_store_on
 @pytest.mark.parametrize(
     ("named", "key", "names"),
     [
-        ("tracking.uri=http://127.0.0.1:9", "uri", "tracking"),
-        ("tracking.also=[wandb]", "also", "tracking,wandb"),
-        ("tracking.also=[wandb,tensorboard]", "also", "tracking,wandb,tensorboard"),
+        ("tracking.uri=http://127.0.0.1:9", "tracking.uri", "tracking"),
+        ("tracking.also=[wandb]", "tracking.also", "tracking,wandb"),
+        ("tracking.also=[wandb,tensorboard]", "tracking.also", "tracking,wandb,tensorboard"),
+        ("on.done=true", "on.done", "tracking"),
     ],
 )
-def test_a_tracker_that_is_named_without_the_package_is_refused_before_anything_starts(
+def test_a_tracker_or_hook_that_is_named_without_the_package_is_refused_before_anything_starts(
     absent: None,
     words: list[str],
     tmp_path: Path,
@@ -75,7 +76,7 @@ def test_a_tracker_that_is_named_without_the_package_is_refused_before_anything_
     names: str,
 ) -> None:
     assert main([*words, named]) == 2
-    wrong = f"tracking.{key}: zo-sweeps-tracking is not installed; pip install 'zo-sweeps[{names}]'"
+    wrong = f"{key}: zo-sweeps-tracking is not installed; pip install 'zo-sweeps[{names}]'"
     assert capsys.readouterr().err == f"zo_sweeps: {wrong}\n"
     assert not (tmp_path / "state").exists()
 

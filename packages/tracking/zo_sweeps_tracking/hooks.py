@@ -29,6 +29,7 @@ from zo_sweeps.config.schema import OnConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 from zo_sweeps.schedule.snapshot import Snapshot
+from zo_sweeps.session.tracking import Told
 
 SECONDS = 10.0  # for a command to end, or a server to answer
 LONGEST = 200  # characters of a command's last line on standard error
@@ -42,7 +43,7 @@ def check(on: OnConfig) -> None:
         _parsed(event, hook)
 
 
-class Hooks:
+class Hooks(Told):
     """The hooks of one run of a sweep: a context manager around all of it, so that its lock is free when it has ended.
 
     Args:
@@ -75,9 +76,6 @@ class Hooks:
     def ended(self, status: str, counts: Mapping[Any, int]) -> None:
         """Note the end of the sweep: FINISHED, FAILED or KILLED."""
         self._status, self._counts = status, {state.value: n for state, n in sorted(counts.items()) if n}
-
-    def __enter__(self) -> Hooks:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Call `done` or `failed`, and wait for the calls that have not ended."""

@@ -18,9 +18,9 @@ from zo_sweeps.config.schema import OnConfig
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.record.sweep_book import Command
-from zo_sweeps.schedule import hooks
 from zo_sweeps.schedule.backend import HeadLostError
 from zo_sweeps.schedule.snapshot import Snapshot
+from zo_sweeps_tracking import hooks
 
 pytestmark = pytest.mark.multiprocess
 Calls = list[tuple[str, str, dict[str, Any]]]  # path, Authorization header, body
