@@ -19,7 +19,7 @@ from rich.console import Console
 from tests.results.common import composed, fill
 from zo_sweeps.cli import machine
 from zo_sweeps.cli import status as watching
-from zo_sweeps.cli.browse import show_comparison, show_papers
+from zo_sweeps.cli.browse import show_papers
 from zo_sweeps.cli.main import commands as every_command
 from zo_sweeps.cli.main import main
 from zo_sweeps.cli.status import show_plan, show_status, show_trial
@@ -28,10 +28,10 @@ from zo_sweeps.core.document import key, keys, plain
 from zo_sweeps.core.units import BYTES, bytes_text, metric_text, seconds_text, unit_for
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo
-from zo_sweeps.results.compare import compare
 from zo_sweeps.results.facts import PlanFacts, plan_facts, status_facts, trial_facts
 from zo_sweeps.results.papers import Deviation, ItemFacts, ItemProgress, Obstacles, items
 from zo_sweeps.schedule.ledger import Ledger
+from zo_sweeps_report.compare import compared, show_comparison
 
 pytestmark = pytest.mark.unit
 
@@ -85,7 +85,7 @@ def check_fits(narrow: str, wide: str) -> None:
 def commands(plan: Plan) -> dict[str, Callable[[Console], None]]:
     """What each command prints of the sweep."""
     one, other = two(plan)
-    both = compare(plan.config.folder, (one, other))
+    both = compared(plan.config.folder, (one, other))
     planned, status, trial = plan_facts(plan), status_facts(plan), trial_facts(plan, one)
     return {
         "plan": lambda to: show_plan(planned, to, trials=False),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +14,7 @@ from zo_sweeps.cli.text import UNLIMITED, console, grouped, listing, say, say_gr
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import to_text as to_json
 from zo_sweeps.core.errors import UserError, nothing_run, unknown
-from zo_sweeps.core.units import metric_text
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.compare import Comparison, flat, spark
-from zo_sweeps.results.compare import compare as compared
 from zo_sweeps.results.exchange import with_imported
 from zo_sweeps.results.papers import ItemFacts, paper_facts
 from zo_sweeps.results.past_sweeps import with_earlier
@@ -28,7 +23,6 @@ from zo_sweeps.tables import Table, to_csv, to_html, to_latex, to_markdown, to_t
 from zo_sweeps.tables.html import page
 from zo_sweeps.tables.published import load
 from zo_sweeps.tables.renderings import published_to_text
-from zo_sweeps.tables.text_cells import plain
 
 if TYPE_CHECKING:
     from zo_sweeps.session.answers import Answer
@@ -83,68 +77,6 @@ def write(path: Path, data: bytes) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}", where="--output") from None
 
 
-def compare(given: Sequence[str]) -> int:
-    """Show two trials side by side, by their ids: in which settings they differ, measurements, curves."""
-    parser = grid_parser("compare", compare.__doc__)
-    parser.add_argument("--config", action="store_true", help="all settings, not only those that differ")
-    parser.add_json({"": Comparison})
-    options = parse(parser, given)
-    ids = trial_ids(options)
-    if len(ids) != 2:
-        raise UserError(f"{len(ids)} trials to compare", fix="give two ids, as `status` lists them")
-    both = compared(Composer(options.overrides, options.config_dir).run.folder, ids)
-    if options.json:
-        print(to_json(both))
-    else:
-        show_comparison(both, console(), config=options.config)
-    return 0
-
-
-def show_comparison(both: Comparison, to: Console, *, config: bool) -> None:
-    """Print two trials side by side: settings that differ (`config`: all), measurements, curves, predictions."""
-    sides = (("A", both.a), ("B", both.b))
-    for letter, trial in sides:
-        say(to, f"{letter}  {trial.trial_id}  {trial.label}  ({trial.grid}; {trial.state})")
-    _print(to, "differs", [(one.setting, plain(one.a), plain(one.b)) for one in both.differences], "nothing")
-    own = [flat(trial.configuration) for _, trial in sides]
-    names = list(dict.fromkeys((*own[0], *own[1])))
-    if not config:
-        same = len(names) - len(both.differences)
-        say(to, f"{same} other settings are the same in both; --config prints all")
-    rows: list[tuple[str, ...]] = []
-    for one in both.measured:
-        form = partial(metric_text, one.metric)
-        difference = "" if (by := one.difference) is None else f"{'+' if by >= 0 else ''}{form(by)}"
-        rows.append((one.metric, *_texts(form, one.a, one.b), difference))
-    _print(to, "measured", rows, "nothing yet")
-    for line in both.places:
-        say(to, line)
-    evaluated: dict[str, list[tuple[str, ...]]] = {}
-    for at in both.evaluated:
-        difference = "" if at.a is None or at.b is None else f"{at.b - at.a:+.4f}"
-        row = f"step {at.step}", *_texts("{:.4f}".format, at.a, at.b), difference
-        evaluated.setdefault(at.name, []).append(row)
-    for name, rows in evaluated.items():
-        _print(to, name, rows, "not evaluated yet")
-    say(to, "\ntraining loss, both on the same scale")
-    finite = [value for _, trial in sides for value in trial.train_loss if math.isfinite(value)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    for letter, trial in sides:
-        say(to, f"{letter}  {spark(trial.train_loss, low, high) or 'no steps'}  {len(trial.train_loss)} steps")
-    if (right := both.predicted) is None:
-        text = f": {both.not_predicted}"
-    else:
-        text = f", {right.examples} examples: both right {right.both_right}, only A {right.only_a}, "
-        text += f"only B {right.only_b}, neither {right.neither}; McNemar's exact p = {right.p:.2g}"
-    say(to, f"\ntest predictions{text}")
-    for letter, trial in sides:
-        if trial.error:
-            say(to, f"{letter}  {trial.error}")
-    if config:
-        values = ((name, *(plain(one.get(name, "–")) for one in own)) for name in names)
-        _print(to, "setting", [(name, a, "the same" if a == b else b) for name, a, b in values], "none")
-
-
 def answers(given: Sequence[str]) -> int:
     """Show what a trial's model answers to the first rows of test, before training and with its trained weights."""
     parser = grid_parser("answers", answers.__doc__)
@@ -168,18 +100,6 @@ def marked(answer: Answer) -> str:
     """Return the text of an answer after its reward, or a mark that says whether it is right."""
     mark = {True: "✓ ", False: "✗ ", None: ""}[answer.right] if answer.reward is None else f"{answer.reward:.2f} "
     return mark + (answer.text or "–")
-
-
-def _texts(form: Callable[[float], str], *values: float | None) -> list[str]:
-    return ["–" if value is None else form(value) for value in values]
-
-
-def _print(to: Console, title: str, rows: Sequence[Sequence[str]], nothing: str) -> None:
-    say(to, "")
-    if rows:
-        listing(to, (title, "A", "B", "B − A")[: len(rows[0])], rows)
-    else:
-        say(to, f"{title}: {nothing}")
 
 
 def papers(given: Sequence[str]) -> int:

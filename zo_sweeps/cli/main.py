@@ -20,7 +20,6 @@ COMMANDS = {  # command -> module:function; each is loaded when it is called
     "plan": "status:plan",
     "status": "status:status",
     "table": "browse:table",
-    "compare": "browse:compare",
     "answers": "browse:answers",
     "papers": "browse:papers",
     "export": "share:export",

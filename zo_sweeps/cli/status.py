@@ -19,7 +19,6 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.core.units import bytes_text, count_text, counted, duration, joules_text, metric_text
 from zo_sweeps.plan.build import Plan
-from zo_sweeps.results.compare import flat
 from zo_sweeps.results.facts import (
     PlanFacts,
     PlannedTrial,
@@ -30,6 +29,7 @@ from zo_sweeps.results.facts import (
     status_facts,
     trial_facts,
 )
+from zo_sweeps.results.trial_record import flat
 from zo_sweeps.schedule.ledger import driver_of
 from zo_sweeps.session import session
 from zo_sweeps.tables.text_cells import plain

@@ -156,7 +156,7 @@ EXTRAS = (
         "zo_sweeps_report",
         {
             "figure_kind": ("bar", "cumulative", "curve", "line", "parallel", "rows", "scatter", "search"),
-            "command": ("figure", "report"),
+            "command": ("compare", "figure", "report"),
             "part": ("figures", "report"),
         },
     ),

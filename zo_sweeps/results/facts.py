@@ -18,8 +18,8 @@ from zo_sweeps.plan.build import Plan, by_line
 from zo_sweeps.plan.order import ORDERS, described
 from zo_sweeps.record.journal import JournalStore, evals, last_step, outcome, places
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.compare import TrialRecord, flat, recorded
 from zo_sweeps.results.past_sweeps import EarlierTrial, earlier, lines, listed
+from zo_sweeps.results.trial_record import TrialRecord, flat, recorded
 from zo_sweeps.schedule import spending
 from zo_sweeps.schedule.ledger import Standing, driver_of, read_standing
 from zo_sweeps.schedule.prediction import TimePredictions, predictions, slots_here

@@ -26,8 +26,8 @@ from zo_sweeps.plan.build import Cell, Plan, build
 from zo_sweeps.record.journal import JournalStore, first_event
 from zo_sweeps.record.sweep_book import BookContents, Command, Launched, book, latest, recall, recallable, unreadable
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.compare import TrialRecord, flat, recorded
 from zo_sweeps.results.exchange import FOLDER, appended
+from zo_sweeps.results.trial_record import TrialRecord, flat, recorded
 from zo_sweeps.schedule.ledger import Standing, must_have_run, read_standing
 from zo_sweeps.tables import Table
 from zo_sweeps.tables.cells import CellState

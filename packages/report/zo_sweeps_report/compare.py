@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from zo_sweeps.cli.parser import grid_parser, parse, trial_ids
+from zo_sweeps.cli.text import console, listing, say
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import key
+from zo_sweeps.core.document import to_text as to_json
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.place import apart, distinct, under_load, unknown
-from zo_sweeps.core.trial import COSTS, Trial
+from zo_sweeps.core.trial import COSTS
+from zo_sweeps.core.units import metric_text
 from zo_sweeps.record.journal import JournalStore, RowPredictions, predictions, trail
 from zo_sweeps.record.sweep_book import find_trial
 from zo_sweeps.results.tables import places_of
-from zo_sweeps.schedule.ledger import Standing, read_standing
+from zo_sweeps.results.trial_record import TrialRecord, flat, recorded
+from zo_sweeps.schedule.ledger import read_standing
 from zo_sweeps.tables.stats import by_example
+from zo_sweeps.tables.text_cells import plain
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # characters of a drawn curve
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """What every document says of a trial."""
-
-    trial_id: str = key("hash of everything that changes its result")
-    label: str = key("its printed name; empty: no record of its sweep is left")
-    grid: str = key("name of its grid; empty: not known")
-    state: str = key("its state, lower case")
-    error: str = key("one line on a failure")
-    metrics: Mapping[str, float] = key("measurements, in fractions, bytes, seconds and joules, under MLflow's names")
-
-
-def recorded(trial: Trial, standing: Standing) -> dict[str, Any]:
-    """Return the fields of a TrialRecord, from the ledger."""
-    outcome = standing.outcomes.get(trial.trial_id)
-    return {
-        "trial_id": trial.trial_id,
-        "label": trial.label,
-        "grid": trial.grid,
-        "state": standing.state(trial.trial_id).value.lower(),
-        "error": outcome.error if outcome else "",
-        "metrics": outcome.metrics if outcome else {},
-    }
 
 
 @dataclass(frozen=True)
@@ -111,7 +98,7 @@ class Comparison:
     )
 
 
-def compare(state_dir: Path, names: Sequence[str]) -> Comparison:
+def compared(state_dir: Path, names: Sequence[str]) -> Comparison:
     """Return two trials side by side, of any sweeps in `state_dir`.
 
     Args:
@@ -192,12 +179,75 @@ def spark(values: Sequence[float], low: float, high: float) -> str:
     return text
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of a configuration by their dotted names."""
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            leaves.update(flat(value, f"{prefix}{name}."))
-        else:
-            leaves[f"{prefix}{name}"] = value
-    return leaves
+def compare(given: Sequence[str]) -> int:
+    """Show two trials side by side, by their ids: in which settings they differ, measurements, curves."""
+    parser = grid_parser("compare", compare.__doc__)
+    parser.add_argument("--config", action="store_true", help="all settings, not only those that differ")
+    parser.add_json({"": Comparison})
+    options = parse(parser, given)
+    ids = trial_ids(options)
+    if len(ids) != 2:
+        raise UserError(f"{len(ids)} trials to compare", fix="give two ids, as `status` lists them")
+    both = compared(Composer(options.overrides, options.config_dir).run.folder, ids)
+    if options.json:
+        print(to_json(both))
+    else:
+        show_comparison(both, console(), config=options.config)
+    return 0
+
+
+def show_comparison(both: Comparison, to: Console, *, config: bool) -> None:
+    """Print two trials side by side: settings that differ (`config`: all), measurements, curves, predictions."""
+    sides = (("A", both.a), ("B", both.b))
+    for letter, trial in sides:
+        say(to, f"{letter}  {trial.trial_id}  {trial.label}  ({trial.grid}; {trial.state})")
+    _print(to, "differs", [(one.setting, plain(one.a), plain(one.b)) for one in both.differences], "nothing")
+    own = [flat(trial.configuration) for _, trial in sides]
+    names = list(dict.fromkeys((*own[0], *own[1])))
+    if not config:
+        same = len(names) - len(both.differences)
+        say(to, f"{same} other settings are the same in both; --config prints all")
+    rows: list[tuple[str, ...]] = []
+    for one in both.measured:
+        form = partial(metric_text, one.metric)
+        difference = "" if (by := one.difference) is None else f"{'+' if by >= 0 else ''}{form(by)}"
+        rows.append((one.metric, *_texts(form, one.a, one.b), difference))
+    _print(to, "measured", rows, "nothing yet")
+    for line in both.places:
+        say(to, line)
+    evaluated: dict[str, list[tuple[str, ...]]] = {}
+    for at in both.evaluated:
+        difference = "" if at.a is None or at.b is None else f"{at.b - at.a:+.4f}"
+        row = f"step {at.step}", *_texts("{:.4f}".format, at.a, at.b), difference
+        evaluated.setdefault(at.name, []).append(row)
+    for name, rows in evaluated.items():
+        _print(to, name, rows, "not evaluated yet")
+    say(to, "\ntraining loss, both on the same scale")
+    finite = [value for _, trial in sides for value in trial.train_loss if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    for letter, trial in sides:
+        say(to, f"{letter}  {spark(trial.train_loss, low, high) or 'no steps'}  {len(trial.train_loss)} steps")
+    if (right := both.predicted) is None:
+        text = f": {both.not_predicted}"
+    else:
+        text = f", {right.examples} examples: both right {right.both_right}, only A {right.only_a}, "
+        text += f"only B {right.only_b}, neither {right.neither}; McNemar's exact p = {right.p:.2g}"
+    say(to, f"\ntest predictions{text}")
+    for letter, trial in sides:
+        if trial.error:
+            say(to, f"{letter}  {trial.error}")
+    if config:
+        values = ((name, *(plain(one.get(name, "–")) for one in own)) for name in names)
+        _print(to, "setting", [(name, a, "the same" if a == b else b) for name, a, b in values], "none")
+
+
+def _texts(form: Callable[[float], str], *values: float | None) -> list[str]:
+    return ["–" if value is None else form(value) for value in values]
+
+
+def _print(to: Console, title: str, rows: Sequence[Sequence[str]], nothing: str) -> None:
+    say(to, "")
+    if rows:
+        listing(to, (title, "A", "B", "B − A")[: len(rows[0])], rows)
+    else:
+        say(to, f"{title}: {nothing}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from zo_sweeps.cli.browse import show_comparison
+from tests.results.common import composed, fill, outcome
 from zo_sweeps.cli.status import show_status
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.config.schema import GridTable
@@ -23,13 +23,11 @@ from zo_sweeps.plan.build import Plan
 from zo_sweeps.record.journal import trail
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
 from zo_sweeps.results import tables as readout
-from zo_sweeps.results.compare import SettingDifference, compare, differences, spark
 from zo_sweeps.results.facts import status_facts
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.tables import to_text
 from zo_sweeps.tables.text_cells import value_text
-
-from .common import composed, fill, outcome
+from zo_sweeps_report.compare import SettingDifference, compared, differences, show_comparison, spark
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +69,7 @@ def test_two_trials_are_compared_by_what_differs(folder: Path, swept: tuple[Comp
         for q in (1, 4)
     )
     out = io.StringIO()
-    show_comparison(compare(state, [one, two[:8]]), Console(file=out, width=120), config=False)
+    show_comparison(compared(state, [one, two[:8]]), Console(file=out, width=120), config=False)
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert "estimator.q 1 4" in lines
     assert not any(line.startswith(("update.lr", "seed", "model")) for line in lines)
@@ -84,14 +82,14 @@ def test_two_trials_are_compared_by_what_differs(folder: Path, swept: tuple[Comp
     with Ledger(moved) as ledger:
         there = replace(there, device={**there.device, "threads": 2})
         ledger.write(two, TrialState.SUCCEEDED, attempt=1, outcome=there)
-    both = compare(moved, [one, two])
+    both = compared(moved, [one, two])
     assert both.places == ["measured in different places: cpu, PyTorch, 1 thread against cpu, PyTorch, 2 threads"]
     changes = {each.metric: each.difference for each in both.measured}
     assert (changes["seconds_per_step"], changes["test/metric"]) == (None, pytest.approx(0.03))
     with pytest.raises(UserError, match="unknown trial 'zzz'"):
-        compare(state, [one, "zzz"])
+        compared(state, [one, "zzz"])
     with pytest.raises(UserError, match="trials begin with ''"):
-        compare(state, [one, ""])
+        compared(state, [one, ""])
 
 
 def test_configurations_differ_in_leaves_and_in_what_only_one_has() -> None:
