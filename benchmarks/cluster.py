@@ -23,13 +23,13 @@ from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.mlflow_store import MlflowMirror
 from zo_sweeps.record.sweep_book import SweepInfo
 from zo_sweeps.schedule.backend import Backend
-from zo_sweeps.schedule.cluster import environment
-from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Watch
 from zo_sweeps.schedule.spending import Caps
 from zo_sweeps.schedule.sweep import Sweep
+from zo_sweeps_ray.cluster import environment
+from zo_sweeps_ray.executor import RayBackend
 
 RUNNING = (100, 300, 1000, 2000)  # trials at a time
 WARM_UP = 20  # trials not timed, while processes start

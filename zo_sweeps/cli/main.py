@@ -35,9 +35,6 @@ COMMANDS = {  # command -> module:function; each is loaded when it is called
     "package": "machine:package",
     "doctor": "machine:doctor",
     "gc": "machine:gc",
-    "head": "fleet:head",
-    "worker": "fleet:worker",
-    "devices": "fleet:devices",
     "bench": "bench:bench",
 }
 

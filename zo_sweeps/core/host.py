@@ -136,7 +136,11 @@ EXTRAS = (
             ),
         },
     ),
-    Extra("ray", "zo_sweeps_ray", {}),
+    Extra(
+        "ray",
+        "zo_sweeps_ray",
+        {"executor": ("ray",), "command": ("head", "worker", "devices"), "part": ("supervisor",)},
+    ),
     Extra("report", "zo_sweeps_report", {}),
     Extra("rtl", "zo_sweeps_rtl", {"kind": ("synthesis",), "command": ("rtl",)}),
     Extra("tracking", "zo_sweeps_tracking", {}),

@@ -32,7 +32,6 @@ from zo_sweeps.bench.measure import RatioRow
 from zo_sweeps.core.events import End, Steps, write_event
 from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.devices.probe import Host
-from zo_sweeps.fleet.node import listens
 from zo_sweeps_agent import codes, leases
 from zo_sweeps_agent.agent_facts import Facts
 from zo_sweeps_agent.gateway import challenges
@@ -41,6 +40,7 @@ from zo_sweeps_agent.gateway.serve import PKI, open_many_files, serve
 from zo_sweeps_agent.known_answers import Challenge, MachineAnswers, ModelQuestion
 from zo_sweeps_agent.leases import Store
 from zo_sweeps_agent.protocol import Joining
+from zo_sweeps_ray.node import listens
 
 COUNT = 1000
 MESSAGES, STEPS = 10, 100  # per agent, and per message
