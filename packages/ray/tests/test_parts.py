@@ -477,7 +477,8 @@ def test_without_the_package_of_agents_there_is_no_gateway_and_no_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A head and a sweep do without; whoever asks for one is told what to install."""
-    monkeypatch.setattr(registry, "offered", lambda group: {})
+    offered = registry.offered
+    monkeypatch.setattr(registry, "offered", lambda group: {} if group == "part" else offered(group))
     assert parse(["head", "start"], capsys).gateway_port == 0
     assert choice.agents().nodes() == ()
     note = {private.AGENTS: {"time": 0.0, "store": "", "agents": []}}
