@@ -53,7 +53,7 @@ on() { # NODE COMMAND... &: a step of this job on that node; `exec`, so that $! 
 }
 
 # The head speaks TLS, without which no other node may send it the token: other jobs share the network.
-tls='import os, sys; from zo_sweeps.schedule.cluster import tls_variables
+tls='import os, sys; from zo_sweeps_ray.cluster import tls_variables
 os.environ.update(tls_variables(open(os.environ["RAY_AUTH_TOKEN_PATH"]).read()))
 os.execvp(sys.argv[1], sys.argv[1:])'
 on "${nodes[0]}" python -c "$tls" ray start --head --block --port="$port" --include-dashboard=false \

@@ -12,13 +12,13 @@ from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.schedule.backend import Backend
 from zo_sweeps.schedule.executors.inline import InlineBackend
-from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.halving import Confirmation, Rungs
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.snapshot import Summary, Watch
 from zo_sweeps.schedule.spending import Caps
 from zo_sweeps.schedule.sweep import Sweep
+from zo_sweeps_ray.executor import RayBackend
 
 TARGET = "tests.schedule.fakes:run_trial"
 

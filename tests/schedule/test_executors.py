@@ -12,8 +12,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.registry import member, names
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.executors.inline import InlineBackend
-from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.this_host import crowded
+from zo_sweeps_ray.executor import RayBackend
 
 pytestmark = pytest.mark.unit
 

@@ -10,10 +10,11 @@ from tests.schedule import fakes
 from zo_sweeps import __version__
 from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.schedule.backend import COLD, NO_SLOT, WARM
-from zo_sweeps.schedule.placement import Node, gpus_holding, gpus_needed, preference, reason, refusal
-from zo_sweeps.schedule.ray_cluster import node_of
+from zo_sweeps.schedule.placement import Node, gpus_holding, gpus_needed, refusal
 from zo_sweeps.schedule.sweep import TrialQueue
 from zo_sweeps.schedule.this_host import _divided, _gpus, _reasons
+from zo_sweeps_ray.choice import preference, reason
+from zo_sweeps_ray.connection import node_of
 
 pytestmark = pytest.mark.unit
 

@@ -25,8 +25,9 @@ from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
 from zo_sweeps.run.run_trial import run_trial
 from zo_sweeps.schedule.executors.inline import InlineBackend, ProcessPeer
-from zo_sweeps.schedule.executors.ray import RayBackend
-from zo_sweeps.schedule.placement import Node, must_share, no_room, processes
+from zo_sweeps.schedule.placement import Node, must_share, processes
+from zo_sweeps_ray.choice import no_room
+from zo_sweeps_ray.executor import RayBackend
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
 

@@ -421,7 +421,7 @@ def test_a_driver_killed_at_random_moments_repeats_no_finished_trial_and_ends_wi
 @pytest.mark.multiprocess
 def test_the_loop_imports_without_the_heavy_libraries():
     program = (
-        "import sys, zo_sweeps.schedule.sweep, zo_sweeps.schedule.executors.ray;"
+        "import sys, zo_sweeps.schedule.sweep, zo_sweeps_ray.executor;"
         "print([m for m in ('torch', 'ray', 'mlflow', 'transformers', 'hydra', 'datasets') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)

@@ -30,9 +30,6 @@ COMMANDS = {  # command -> module:function; each is loaded when it is called
     "package": "machine:package",
     "doctor": "machine:doctor",
     "gc": "machine:gc",
-    "head": "fleet:head",
-    "worker": "fleet:worker",
-    "devices": "fleet:devices",
 }
 
 

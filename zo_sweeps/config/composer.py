@@ -46,6 +46,7 @@ from zo_sweeps.methods.parts import NamedMethod
 from zo_sweeps.methods.precision import FASTEST, OWN
 
 MEMBER_GROUPS = (*AXES, "precision", "executor")  # groups whose options are the members of an axis
+DEFAULT, WITHOUT = "ray", "executor=inline"  # the executor of conf/config.yaml, and the choice where no package has it
 _NOTHING = object()
 
 
@@ -85,6 +86,7 @@ class Composer:
         command_line: the overrides, read.
         left_out: the grid's blocks and columns that the command line removes.
         folders: those that are searched for configuration files, in order.
+        notes: what to say of the run before its trials begin.
 
     Raises UserError for anything unknown, misplaced or of the wrong type.
     """
@@ -104,6 +106,10 @@ class Composer:
         with reading():
             further = {path.name for folder in self.folders[1:] for path in folder.iterdir()}
         registry.use_folders(self.folders[1:])
+        self._has_default = DEFAULT in registry.names("executor")
+        falls_back = not (self._has_default or self.command_line.sets("executor"))
+        one_by_one = f"trials run one after the other: {registry.absent('executor', DEFAULT)}"
+        self.notes = (one_by_one,) if falls_back else ()
         self._register()
         if _compositions is None:
             _compositions = PACKAGED if further <= {"grid"} else Compositions()
@@ -196,6 +202,8 @@ class Composer:
         """Return Hydra's composition with interpolations resolved; `_chosen` is then the option of every group."""
         further = ",".join(quoted(f"file://{folder}") for folder in self.folders[1:])
         given = [f"hydra.searchpath=[{further}]", *overrides]
+        if not (self._has_default or any(text.startswith("executor=") for text in overrides)):
+            given.append(WITHOUT)
         try:
             with closed(), reading():
                 config = compose("config", overrides=given, return_hydra_config=True)

@@ -150,7 +150,11 @@ EXTRAS = (
             ),
         },
     ),
-    Extra("ray", "zo_sweeps_ray", {}),
+    Extra(
+        "ray",
+        "zo_sweeps_ray",
+        {"executor": ("ray",), "command": ("head", "worker", "devices"), "part": ("supervisor",)},
+    ),
     Extra(
         "report",
         "zo_sweeps_report",

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from zo_sweeps.config.composer import DEFAULT
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.place import BUSY
 from zo_sweeps.core.trial import Needs
 from zo_sweeps.core.units import bytes_text, counted
 from zo_sweeps.devices import probe
+from zo_sweeps.methods import registry
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan
 from zo_sweeps.schedule.ledger import read_standing
@@ -27,7 +29,9 @@ def for_this_host(plan: Plan) -> Plan:
     """
     options = plan.config.executor
     if plan.config.cluster.address and not options.joins:
-        raise UserError(f"executor={options.name} joins no cluster", where="cluster.address", fix="omit one of the two")
+        where, fix = "cluster.address", "omit one of the two"
+        refused = UserError(f"executor={options.name} joins no cluster", where=where, fix=fix)
+        raise registry.absent("executor", DEFAULT, where) or refused
     must_share(options, plan.trials)
     measured = MemoryPeaks(plan.every.values(), read_standing(plan.config.folder).outcomes)
     every = {trial_id: measured.corrected(trial) for trial_id, trial in plan.every.items()}

@@ -147,7 +147,7 @@ def run(
         ):
             for trial in plan.trials:
                 mirror.register(trial)
-            for line in (*past_sweeps.since(plan, command), *crowded(plan), *trackers.notes):
+            for line in (*composer.notes, *past_sweeps.since(plan, command), *crowded(plan), *trackers.notes):
                 view.say(f"note: {line}")
             past_sweeps.save(plan, composer, state_dir, sweep_id)
             remember(state_dir, sweep_id, plan.name, command)

@@ -14,17 +14,18 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 AGENT = Path(__file__).resolve().parents[1] / "zo_sweeps_agent"
 REPO = AGENT.parents[2]
+RAY = REPO / "packages/ray/zo_sweeps_ray"
 FOLDERS = ("core", "devices", "engine", "methods", "models", "run", "tasks")
 FILES = (
     "__init__",
     *("cli/__init__", "cli/parser", "cli/text"),
-    *("fleet/__init__", "fleet/node", "fleet/systemd"),
     "plan/__init__",
     *("record/__init__", "record/journal", "record/spent"),
     "results/__init__",
-    *("schedule/__init__", "schedule/backend", "schedule/cluster", "schedule/placement"),
+    *("schedule/__init__", "schedule/backend", "schedule/placement"),
 )
 OF_AGENT = ("__init__", "agent_facts", "codes", "command", "known_answers", "lease_contents", "protocol")
+OF_RAY = ("__init__", "cluster", "node", "systemd")  # these import no Ray
 NOT = {"model.safetensors"}
 NOT_MEMBERS = ("zo_sweeps.command", "zo_sweeps.benchmark")
 
@@ -51,6 +52,7 @@ class Files(BuildHookInterface[Any]):
         league = REPO / "packages/league/zo_sweeps_league"
         paths = {whole / f"{file}.py": f"zo_sweeps/{file}.py" for file in FILES}
         paths |= {AGENT / f"{file}.py": f"zo_sweeps_agent/{file}.py" for file in OF_AGENT}
+        paths |= {RAY / f"{file}.py": f"zo_sweeps_ray/{file}.py" for file in OF_RAY}
         paths |= {REPO / "LICENSE": "zo_sweeps/LICENSE", AGENT / "__main__.py": "zo_sweeps/__main__.py"}
         folders = {whole / name: f"zo_sweeps/{name}" for name in FOLDERS}
         folders |= {REPO / "conf/device": "zo_sweeps/conf/device"}

@@ -56,7 +56,7 @@ class Process:
         through = {"HTTPS_PROXY": f"http://127.0.0.1:{proxy}", "NO_PROXY": "", "no_proxy": ""} if proxy else {}
         with log.open("a") as file:
             command = [sys.executable, __file__, *map(str, words)]
-            environment = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO}/packages/agent", **through}
+            environment = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO}/packages/agent:{REPO}/packages/ray", **through}
             self._process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=REPO)
 
     @property

@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
+from machines import PATIENCE, environment, kill_tree
 from tests.conftest import REPO
-from tests.fleet.machines import PATIENCE, environment, kill_tree
 from tests.schedule.nodes import wait_for
 
-CODE = f"{REPO}{os.pathsep}{REPO}/packages/agent"
+CODE = f"{REPO}:{REPO}/packages/agent:{REPO}/packages/ray"
 PROFILE = "name: {name}\ndisplay: A board\nkind: cpu\nmemory_gb: 8\nunified: true\n"
 
 

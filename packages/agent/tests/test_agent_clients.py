@@ -23,21 +23,22 @@ import pytest
 
 from agents import Cable, Head, free_port, head, wait
 from boards import Board, write_profile
+from machines import machines, zo
 from test_client_processes import served
-from tests.fleet.machines import machines, zo
 from tests.run.common import GRID, LEFT_OUT, SMALL, TINY, client_files, make, measured, run
 from zo_sweeps.core.events import PeerLost, PeersReady, only
 from zo_sweeps.core.trial import Trial, TrialState
 from zo_sweeps.engine.peers import PeerLostError
 from zo_sweeps.record.journal import JournalStore, outcome
 from zo_sweeps.run.run_trial import Following
-from zo_sweeps.schedule.placement import LeaseLostError, Node
+from zo_sweeps.schedule.placement import Node
 from zo_sweeps_agent.agent import keys
 from zo_sweeps_agent.agent.link import HeadRefusedError, Link
 from zo_sweeps_agent.agent.trials import here
 from zo_sweeps_agent.agents import AgentSlot, Proxies
 from zo_sweeps_agent.leases import FILE
 from zo_sweeps_federated.privacy import epsilon
+from zo_sweeps_ray.choice import LeaseLostError
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("one_thread")]
 CLIENTS, STEPS, Q = 3, 6, 2

@@ -14,10 +14,10 @@ from agents import head
 from tests.schedule import fakes
 from tests.schedule.nodes import Cluster, joined
 from tests.schedule.test_sweep import start_driver
-from zo_sweeps.fleet.reporter import PERIOD
-from zo_sweeps.schedule.ray_private import Head
 from zo_sweeps_agent.on_the_head import HeadGateway
 from zo_sweeps_bench import shares
+from zo_sweeps_ray.private import Head
+from zo_sweeps_ray.reporter import PERIOD
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 

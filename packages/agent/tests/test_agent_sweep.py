@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agents import free_port, wait
-from tests.fleet.machines import environment, machines, zo
+from machines import environment, machines, zo
 from tests.run.common import measured
 from tests.run.common import run as run_here
 from zo_sweeps.core.trial import Outcome, Trial

@@ -19,15 +19,16 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import read_event
 from zo_sweeps.core.trial import Needs, Outcome, SharedSteps, StoredConfig, Trial, TrialState
 from zo_sweeps.methods.executor import Executor
-from zo_sweeps.schedule import ray_private
-from zo_sweeps.schedule.fairness import Claim
-from zo_sweeps.schedule.placement import Node, preference, reason, refusal
-from zo_sweeps.schedule.ray_slots import Slot, Slots
+from zo_sweeps.schedule.placement import Node, refusal
 from zo_sweeps_agent import agents, leases
 from zo_sweeps_agent.agent_facts import Note
 from zo_sweeps_agent.agents import LeaseLostError, Proxies
 from zo_sweeps_agent.leases import Store
 from zo_sweeps_agent.ray_agents import ClusterAgents
+from zo_sweeps_ray import private
+from zo_sweeps_ray.choice import preference, reason
+from zo_sweeps_ray.fairness import Claim
+from zo_sweeps_ray.slots import Slot, Slots
 
 pytestmark = pytest.mark.unit
 TRIAL = Trial("t", StoredConfig({}), label="a trial", steps=2)
@@ -216,7 +217,7 @@ def test_the_nodes_are_the_agents_that_are_online(store: Store) -> None:
 
 def test_a_head_with_another_clock_is_believed_while_it_writes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     written, now = Note(time.time() - 3600.0, "", tuple(store.agents())).to_json(), [0.0]
-    monkeypatch.setattr(ray_private, "joined_notes", lambda: SimpleNamespace(notes=lambda kind: {"": written}))
+    monkeypatch.setattr(private, "joined_notes", lambda: SimpleNamespace(notes=lambda kind: {"": written}))
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     cluster = ClusterAgents()
     for passed, there in ((0.0, 1), (agents.NOTE_SECONDS, 1), (agents.NOTE_SECONDS + 1, 0)):

@@ -11,15 +11,15 @@ import pytest
 from rich.console import Console
 
 from facts import FACTS
-from zo_sweeps.cli.fleet import show_devices
 from zo_sweeps.cli.main import main
 from zo_sweeps.devices.probe import Reading
-from zo_sweeps.fleet import inventory
 from zo_sweeps_agent import known_answers, leases
 from zo_sweeps_agent.agent_facts import EnrolledAgent, Note
 from zo_sweeps_agent.known_answers import Challenge, MachineAnswers
 from zo_sweeps_agent.leases import Store
 from zo_sweeps_agent.on_the_head import HeadGateway as OnTheHead
+from zo_sweeps_ray import inventory
+from zo_sweeps_ray.commands import show_devices
 
 LISTED = OnTheHead()
 pytestmark = pytest.mark.unit

@@ -19,10 +19,10 @@ import pytest
 
 from agents import free_port
 from boards import Board, other_pythons, write_profile
+from hosts import Host, behind_a_router
+from machines import machines
 from tests.e2e.conftest import FIXED
 from tests.e2e.drivers import Driver, logs, outcomes, run_inline, words
-from tests.fleet.hosts import Host, behind_a_router
-from tests.fleet.machines import machines
 from tests.plan.common import write_grid
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]

@@ -19,14 +19,14 @@ import pytest
 
 from agents import free_port
 from boards import Board, write_profile
+from machines import PATIENCE, Machines, machines
 from tests.e2e.conftest import FIXED
 from tests.e2e.drivers import Driver, logs, outcomes, run_inline, words
-from tests.fleet.machines import PATIENCE, Machines, machines
 from tests.plan.common import write_grid
 from tests.schedule.nodes import wait_for
 from zo_sweeps.record.journal import JournalStore, last_step, outcome, places
-from zo_sweeps.schedule.cluster import private_folder
 from zo_sweeps_agent.gateway.process import MODULE as GATEWAY
+from zo_sweeps_ray.cluster import private_folder
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]
 
@@ -133,7 +133,7 @@ def kill_the_head(drill: Drill) -> None:
     """Its keeper, which takes the MLflow server along, and all of Ray there."""
     drill.hit()
     short = str(private_folder(drill.them.state / "head"))
-    mine = [one for one in drill.them.processes() if "zo_sweeps.fleet.head" in one.cmdline()]
+    mine = [one for one in drill.them.processes() if "zo_sweeps_ray.head" in one.cmdline()]
     mine += [one for one in drill.them.processes() if any(short in word for word in one.cmdline())]
     assert len(mine) > 2
     for one in mine:

@@ -26,7 +26,6 @@ from tests.record.forged import EVENTS as FORGED
 from tests.record.forged import OUTCOME, OUTCOMES, START, STEPS
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.fleet import inventory
 from zo_sweeps_agent import codes, leases, protocol
 from zo_sweeps_agent.agent import commands, keys
 from zo_sweeps_agent.agent.link import HeadRefusedError, Link, UnreachableError, pinned, unverified
@@ -40,6 +39,7 @@ from zo_sweeps_agent.known_answers import Challenge, MachineAnswers, ModelQuesti
 from zo_sweeps_agent.lease_contents import StoredFile
 from zo_sweeps_agent.leases import Store
 from zo_sweeps_agent.on_the_head import HeadGateway as OnTheHead
+from zo_sweeps_ray import inventory
 
 LISTED = OnTheHead()
 pytestmark = pytest.mark.multiprocess

@@ -23,11 +23,12 @@ from zo_sweeps.core.events import ClientLine, End, Event, Start, read_event
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.methods.definition import own_source
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.schedule.placement import LeaseLostError, Node
+from zo_sweeps.schedule.placement import Node
 from zo_sweeps_agent.agent_facts import Note
 from zo_sweeps_agent.lease_contents import StoredFile
 from zo_sweeps_agent.lease_files import HUB, MODEL, lease_files
 from zo_sweeps_agent.leases import ENDED, OPEN, Lease, RefusedError, Store
+from zo_sweeps_ray.choice import LeaseLostError
 
 PREFIX = "agent:"  # of the node ids of agents
 OF_DRIVER = "/"  # in the name of a process of a driver, after the driver's

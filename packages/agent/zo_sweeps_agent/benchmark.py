@@ -31,7 +31,6 @@ from zo_sweeps import __version__
 from zo_sweeps.core.events import End, Steps, write_event
 from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.devices.probe import Host
-from zo_sweeps.fleet.node import listens
 from zo_sweeps_agent import codes, leases
 from zo_sweeps_agent.agent_facts import Facts
 from zo_sweeps_agent.gateway import challenges
@@ -41,6 +40,7 @@ from zo_sweeps_agent.known_answers import Challenge, MachineAnswers, ModelQuesti
 from zo_sweeps_agent.leases import Store
 from zo_sweeps_agent.protocol import Joining
 from zo_sweeps_bench.measure import RatioRow
+from zo_sweeps_ray.node import listens
 
 COUNT = 1000
 MESSAGES, STEPS = 10, 100  # per agent, and per message

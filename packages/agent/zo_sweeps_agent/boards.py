@@ -17,11 +17,12 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import ClientLine, End, Event, read_event
 from zo_sweeps.core.light_client import Away, Bundle, Line, scoring
 from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
-from zo_sweeps.schedule.backend import TrialActor, run_guarded
-from zo_sweeps.schedule.placement import LeaseLostError
+from zo_sweeps.schedule.backend import run_guarded
 from zo_sweeps_agent.agents import LOOK_SECONDS, STAMP_SECONDS, Drained
 from zo_sweeps_agent.lease_contents import StoredFile
 from zo_sweeps_agent.leases import OPEN, OVER, Lease, RefusedError, Store
+from zo_sweeps_ray.actor import TrialActor
+from zo_sweeps_ray.choice import LeaseLostError
 
 BUNDLE = "bundle"  # `of` the files of a lease
 BUSY_SECONDS = 3600.0  # to wait for another process's transaction: nothing else is left to do

@@ -1,4 +1,4 @@
-"""The gateway as `zo_sweeps.fleet.gateway` defines it.
+"""The gateway as `zo_sweeps_ray.gateway` defines it.
 
 The libraries that serve are imported when they are used: the reporter, which publishes only, stays small.
 """
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError, unknown
-from zo_sweeps.fleet import gateway
-from zo_sweeps.fleet.gateway import Own, Say
-from zo_sweeps.fleet.inventory import Machine
-from zo_sweeps.schedule.ray_private import AGENTS, Head
 from zo_sweeps_agent import agent_records
 from zo_sweeps_agent.agent_facts import JOINED, REMARKS, EnrolledAgent, Note
 from zo_sweeps_agent.agents import PREFIX
 from zo_sweeps_agent.gateway.process import LOG, GatewayProcess
 from zo_sweeps_agent.leases import FILE, Store
+from zo_sweeps_ray import gateway
+from zo_sweeps_ray.gateway import Own, Say
+from zo_sweeps_ray.inventory import Machine
+from zo_sweeps_ray.private import AGENTS, Head
 
 
 class HeadGateway(gateway.Gateway):

@@ -10,17 +10,18 @@ import time
 from typing import Any
 
 from zo_sweeps.core.trial import Trial
-from zo_sweeps.schedule import cluster, placement, ray_private
 from zo_sweeps.schedule.placement import Node
 from zo_sweeps_agent.agent_facts import Note
 from zo_sweeps_agent.agents import OF_DRIVER, AgentSlot, Proxies, bound_to_hosts, nodes
 from zo_sweeps_agent.boards import BoardActor
+from zo_sweeps_ray import cluster, private
+from zo_sweeps_ray.choice import Agents
 
 CALLS = 10_000  # at a time: one of `drain` per trial
 CLOSE_SECONDS = 5.0
 
 
-class ClusterAgents(placement.Agents):
+class ClusterAgents(Agents):
     """The agents of the cluster that this driver has joined."""
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class ClusterAgents(placement.Agents):
         """Return the agents that can take this driver's trials. Cost: about 1 ms."""
         note = None
         with contextlib.suppress(Exception):  # Ray raises any kind of error while the head shuts down
-            note = ray_private.joined_notes().notes(ray_private.AGENTS).get("")
+            note = private.joined_notes().notes(private.AGENTS).get("")
         if note is None:
             return []
         parsed = Note.of(note)

@@ -17,8 +17,6 @@ from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import SweepInfo
 from zo_sweeps.schedule.backend import Backend
-from zo_sweeps.schedule.cluster import environment
-from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.observer import OneCause, Remarks, Waits
 from zo_sweeps.schedule.snapshot import LiveFile, Snapshot, Watch
@@ -28,6 +26,8 @@ from zo_sweeps_bench.idle_trials import TARGET, ended, trials
 from zo_sweeps_bench.measure import RatioRow
 from zo_sweeps_bench.raylets import Cluster, Raylet, cluster, wait_for
 from zo_sweeps_bench.simulated_slots import SimulatedSlots
+from zo_sweeps_ray.cluster import environment
+from zo_sweeps_ray.executor import RayBackend
 from zo_sweeps_tracking.rows import points as metric_points
 from zo_sweeps_tracking.store import MlflowMirror
 

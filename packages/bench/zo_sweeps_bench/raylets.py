@@ -18,8 +18,8 @@ import psutil
 
 import zo_sweeps
 from zo_sweeps.core.host import GIB
-from zo_sweeps.schedule import ray_private
-from zo_sweeps.schedule.cluster import private_token
+from zo_sweeps_ray import private
+from zo_sweeps_ray.cluster import private_token
 
 BOOT_SECONDS = 300.0  # on a busy machine, importing Ray can take more than a minute
 SOURCES = Path(zo_sweeps.__file__).resolve().parents[1]
@@ -38,7 +38,7 @@ class Raylet:
 
     def __init__(self, folder: Path, environment: dict[str, str], name: str, device: str, arguments: list[str]) -> None:
         self.name, self._log = name, folder / f"{name}.log"
-        command = [sys.executable, "-m", ray_private.CLI, "start", "--block", "--object-store-memory=80000000"]
+        command = [sys.executable, "-m", private.CLI, "start", "--block", "--object-store-memory=80000000"]
         with open(self._log, "w") as log:
             self.process = subprocess.Popen(
                 [*command, f"--labels=zo.name={name},zo.device={device}", *arguments],
@@ -77,7 +77,7 @@ class Raylet:
         self.thaw()
         for process in self._tree():
             with contextlib.suppress(psutil.Error):
-                if process.name() == ray_private.RAYLET:
+                if process.name() == private.RAYLET:
                     process.terminate()
                     process.wait(10)
         self.kill()

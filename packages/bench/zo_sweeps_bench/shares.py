@@ -19,12 +19,12 @@ from typing import Any
 
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import Ledger
 from zo_sweeps.schedule.sweep import Sweep
 from zo_sweeps_bench.idle_trials import TARGET, trials
 from zo_sweeps_bench.measure import RatioRow
 from zo_sweeps_bench.raylets import SOURCES, Cluster, cluster
+from zo_sweeps_ray.executor import RayBackend
 
 SLOTS = 2
 STEP_SECONDS, STEPS = 0.1, (10, 20)  # of a trial: 1 to 2 s

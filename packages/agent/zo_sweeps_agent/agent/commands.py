@@ -17,13 +17,13 @@ from pathlib import Path
 import psutil
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.fleet.node import running, sanitised, wait_until_gone
 from zo_sweeps.methods.parts import Device
 from zo_sweeps_agent import codes
 from zo_sweeps_agent.agent import keys, light, service
 from zo_sweeps_agent.agent.agent import Agent
 from zo_sweeps_agent.agent.facts import Lending, lending, profile
 from zo_sweeps_agent.agent.spool import spools
+from zo_sweeps_ray.node import running, sanitised, wait_until_gone
 
 HOME = Path("~/.zo_sweeps")
 RUNNING = "running.json"

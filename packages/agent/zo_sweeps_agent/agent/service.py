@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.fleet.systemd import Unit, confined
+from zo_sweeps_ray.systemd import Unit, confined
 
 NAME = "zo-sweeps-agent.service"
 STOP_SECONDS = 90.0  # for the last events to reach the head

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zo_sweeps.core.host import die_with_parent
-from zo_sweeps.fleet.keeper import FIRST_WAIT, LONGEST_WAIT, STEADY
+from zo_sweeps_ray.keeper import FIRST_WAIT, LONGEST_WAIT, STEADY
 
 MODULE = "zo_sweeps_agent.gateway.serve"
 LOG = "gateway.log"

@@ -21,7 +21,6 @@ from typing import Any
 from aiohttp import web
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.fleet.gateway import LEASE_MINUTES, PORT
 from zo_sweeps_agent import agent_records, codes, leases
 from zo_sweeps_agent.gateway import limits
 from zo_sweeps_agent.gateway.app import GatewayApp
@@ -29,6 +28,7 @@ from zo_sweeps_agent.gateway.challenges import ANSWERS, KINDS, Challenges, Known
 from zo_sweeps_agent.gateway.connections import read_in_small_parts
 from zo_sweeps_agent.gateway.identity import Authority
 from zo_sweeps_agent.leases import Store
+from zo_sweeps_ray.gateway import LEASE_MINUTES, PORT
 
 PKI = "pki"
 BACKLOG = 1024

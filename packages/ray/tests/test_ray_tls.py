@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.fleet import keeper
-from zo_sweeps.fleet.keeper import Keeper
-from zo_sweeps.schedule import cluster, ray_cluster
-from zo_sweeps.schedule.ray_cluster import Connection
+from zo_sweeps_ray import cluster, keeper
+from zo_sweeps_ray.connection import Connection
+from zo_sweeps_ray.keeper import Keeper
 
 pytestmark = pytest.mark.unit
 TOKEN, OTHER = "a" * 64, "b" * 64
@@ -137,7 +136,7 @@ def test_no_process_of_rays_inherits_the_tracking_servers_password(
     monkeypatch.setattr(keeper, "subprocess", SimpleNamespace(Popen=lambda *_, env, **__: seen.append(env), DEVNULL=-3))
     node = "127.0.0.1:1", tmp_path / "token", "id", (), "", tmp_path, tmp_path / "log", 0, True
     Keeper(print, *node, tls=True)._start("module")
-    monkeypatch.setattr(ray_cluster.Connection, "_init", lambda self, **_: seen.append(dict(os.environ)))
+    monkeypatch.setattr(Connection, "_init", lambda self, **_: seen.append(dict(os.environ)))
     connection = Connection(tmp_path, None)
     connection.start_local(1)
     connection._opened.close()

@@ -18,12 +18,13 @@ from zo_sweeps.core.events import End
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, Outcome, Trial, TrialState
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.schedule import observer, ray_slots
-from zo_sweeps.schedule.executors import ray as ray_backend
-from zo_sweeps.schedule.executors.ray import RayBackend
+from zo_sweeps.schedule import observer
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.placement import Losses, Node
-from zo_sweeps.schedule.ray_slots import Slots
+from zo_sweeps.schedule.placement import Node
+from zo_sweeps_ray import executor, slots
+from zo_sweeps_ray.choice import Losses
+from zo_sweeps_ray.executor import RayBackend
+from zo_sweeps_ray.slots import Slots
 
 pytestmark = pytest.mark.unit
 DIED = "its process ended unexpectedly (killed, or crashed)"
@@ -77,7 +78,7 @@ def sick(names: str, until: float = 1e9, clock: Sequence[float] = (0.0,)) -> Cal
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    for module in (ray_slots, ray_backend):
+    for module in (slots, executor):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(observer, "time", SimpleNamespace(monotonic=lambda: 1000.0))  # it looks once, on any machine
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(kill=lambda actor: None, get=lambda answer: answer))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zo_sweeps.methods import registry
 
 if TYPE_CHECKING:
-    from zo_sweeps.fleet.inventory import Machine
-    from zo_sweeps.schedule.ray_private import Head
+    from zo_sweeps_ray.inventory import Machine
+    from zo_sweeps_ray.private import Head
 
 PORT = 7443
 LEASE_MINUTES = 60.0

@@ -16,7 +16,7 @@ import pytest
 from tests.cli.common import ENVIRONMENT
 from tests.schedule.nodes import wait_for
 from zo_sweeps.cli import run
-from zo_sweeps.cli import run as commands
+from zo_sweeps_ray import supervisor
 
 pytestmark = pytest.mark.multiprocess
 
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.multiprocess
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from zo_sweeps.cli import run
+from zo_sweeps_ray import supervisor
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
 
 ends, waits = sys.argv[1].split(), []
-run._answers = lambda address: sys.argv[2] == "there"
-run.LONGEST_PAUSE = 0.1
-run.await_answer = lambda address: (waits.append(address), ends.pop(0))
+supervisor._answers = lambda address: sys.argv[2] == "there"
+supervisor.LONGEST_PAUSE = 0.1
+supervisor.await_answer = lambda address: (waits.append(address), ends.pop(0))
 stopped = []
 
 def sweep(first):
@@ -52,7 +52,7 @@ def sweep(first):
         return 100 + len(stopped)
     return int(ends[0])
 
-status = run.supervise("10.0.0.5:6379", sweep)
+status = supervisor.supervise("10.0.0.5:6379", sweep)
 print("ended", waits, flush=True)
 sys.exit(status)
 """
@@ -120,10 +120,10 @@ def test_ctrl_c_reaches_the_driver_once_and_a_kill_ends_it_too(tmp_path: Path, n
 def test_a_command_with_a_cluster_is_supervised_and_reruns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     swept = lambda composer, command, order, rerun: calls.append((str(command), order, rerun)) or 0
-    monkeypatch.setattr(commands, "_sweep", swept)
+    monkeypatch.setattr(run, "_sweep", swept)
     twice = lambda address, sweep: calls.append(address) or sweep(True) + sweep(False)
-    monkeypatch.setattr(run, "supervise", twice)
+    monkeypatch.setattr(supervisor, "supervise", twice)
     words = ["+grid=quickstart", "cluster.address=10.0.0.5:6379"]
-    assert commands.run([*words, "--order", "information", "--rerun", "failed"]) == 0
+    assert run.run([*words, "--order", "information", "--rerun", "failed"]) == 0
     said = f"python -m zo_sweeps {' '.join(words)}"
     assert calls == ["10.0.0.5:6379", (said, "information", ["failed"]), (said, "information", [])]

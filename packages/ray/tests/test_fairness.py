@@ -18,11 +18,11 @@ from zo_sweeps.core.events import Steps
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.methods.executor import Executor
-from zo_sweeps.schedule import ray_slots
-from zo_sweeps.schedule.executors.ray import FIRST_SECONDS, REFUSED_SECONDS, TURN_SECONDS
-from zo_sweeps.schedule.fairness import LONGEST, OF_START, SHORTEST, SLACK, Claim, base, first_served
 from zo_sweeps.schedule.placement import Node
-from zo_sweeps.schedule.ray_slots import Slot, Slots
+from zo_sweeps_ray import slots as ray_slots
+from zo_sweeps_ray.executor import FIRST_SECONDS, REFUSED_SECONDS, TURN_SECONDS
+from zo_sweeps_ray.fairness import LONGEST, OF_START, SHORTEST, SLACK, Claim, base, first_served
+from zo_sweeps_ray.slots import Slot, Slots
 
 pytestmark = pytest.mark.unit
 CPU = "cpu"

@@ -16,8 +16,8 @@ from unittest.mock import MagicMock
 import psutil
 import pytest
 
+from listeners import Listener, documented, listeners, refuses
 from tests.conftest import REPO
-from tests.fleet.listeners import Listener, documented, listeners, refuses
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.test_sweep import results, start_driver, wait_for
@@ -25,13 +25,13 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Needs, TrialState
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, scalars
-from zo_sweeps.schedule.cluster import private_folder, private_token, remove_short_folder, short_folder
-from zo_sweeps.schedule.executors import ray as ray_executor
-from zo_sweeps.schedule.executors.ray import RayBackend, _cause
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.ray_cluster import why_lost
-from zo_sweeps.schedule.ray_slots import Slot
 from zo_sweeps.schedule.snapshot import Snapshot
+from zo_sweeps_ray import executor
+from zo_sweeps_ray.cluster import private_folder, private_token, remove_short_folder, short_folder
+from zo_sweeps_ray.connection import why_lost
+from zo_sweeps_ray.executor import RayBackend, _cause
+from zo_sweeps_ray.slots import Slot
 
 pytestmark = pytest.mark.multiprocess
 
@@ -117,7 +117,7 @@ def test_a_sweep_survives_the_death_of_an_actor_and_leaves_nothing_behind(tmp_pa
 
 @pytest.mark.long
 def test_a_sweep_goes_on_after_all_its_processes_stood_still(tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_executor, "SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(executor, "SILENT_SECONDS", 3.0)
     work, frozen = tmp_path / "w", []
     plan = fakes.trials(work, 4, steps=40, pause=0.05)
 
@@ -244,9 +244,9 @@ from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.executor import Executor
-from zo_sweeps.schedule.executors.ray import RayBackend, _cause
-from zo_sweeps.schedule.ray_cluster import why_lost
-from zo_sweeps.schedule.ray_slots import Slot
+from zo_sweeps_ray.executor import RayBackend, _cause
+from zo_sweeps_ray.connection import why_lost
+from zo_sweeps_ray.slots import Slot
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 state = Path(sys.argv[1])
 try:

@@ -3,7 +3,7 @@
 It is a process of its own because Ray's client ends its process when the head has been unreachable for a minute.
 On the head it also answers joining machines that ask whether the head can reach them.
 
-    python -m zo_sweeps.fleet.reporter ADDRESS TOKEN_FILE ID AGENTS|"" [SECONDS]
+    python -m zo_sweeps_ray.reporter ADDRESS TOKEN_FILE ID AGENTS|"" [SECONDS]
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import VERSION
 from zo_sweeps.devices.energy import EnergyMeter
 from zo_sweeps.devices.probe import changing, unchanging
-from zo_sweeps.fleet import gateway
-from zo_sweeps.schedule import cluster
-from zo_sweeps.schedule.ray_private import NODE, REACH, REACHED, Head
+from zo_sweeps_ray import cluster, gateway
+from zo_sweeps_ray.private import NODE, REACH, REACHED, Head
 
 PERIOD = 2.0  # seconds between reports
 UNKNOWN_SECONDS = 20.0  # if the head has not listed this node for this long, it is a new head: rejoin

@@ -19,7 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.host import VERSION
 from zo_sweeps.devices.probe import probe
-from zo_sweeps.schedule.cluster import GPU_LABEL, TOOL_LABEL, VERSION_LABEL, remove_short_folder, short_folder
+from zo_sweeps_ray.cluster import GPU_LABEL, TOOL_LABEL, VERSION_LABEL, remove_short_folder, short_folder
 
 OBJECT_STORE_BYTES = 75 * 2**20  # Ray's minimum: only journals of some kilobytes go through it
 FIXED_PORTS = (

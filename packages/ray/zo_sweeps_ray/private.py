@@ -1,7 +1,7 @@
 """Everything of Ray that is not its public interface, with the reason for each use.
 
 Ray may change these in any minor version, so `ray` is pinned to the tested one in pyproject.toml. To move the pin: read
-this page against the new version, then run tests/schedule, tests/fleet and the tests marked `chaos`.
+this page against the new version, then run packages/ray/tests, tests/schedule and the tests marked `chaos`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.schedule import cluster
+from zo_sweeps_ray import cluster
 
 CLI = "ray.scripts.scripts"  # `python -m` runs the `ray` command of this interpreter, wherever its scripts folder is
 RAYLET = "raylet"  # name of a node's main process; `ray start --block` does not say which of its children that is

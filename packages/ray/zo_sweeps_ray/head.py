@@ -23,9 +23,17 @@ import psutil
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
-from zo_sweeps.fleet import gateway
-from zo_sweeps.fleet.keeper import Keeper, last_line
-from zo_sweeps.fleet.node import (
+from zo_sweeps.methods import registry
+from zo_sweeps_ray import gateway
+from zo_sweeps_ray.cluster import (
+    checked,
+    private_folder,
+    remove_short_folder,
+    token_environment,
+    token_for_head,
+)
+from zo_sweeps_ray.keeper import Keeper, last_line
+from zo_sweeps_ray.node import (
     labels,
     listens,
     new_identity,
@@ -35,14 +43,6 @@ from zo_sweeps.fleet.node import (
     running,
     terminate,
     wait_until_gone,
-)
-from zo_sweeps.methods import registry
-from zo_sweeps.schedule.cluster import (
-    checked,
-    private_folder,
-    remove_short_folder,
-    token_environment,
-    token_for_head,
 )
 from zo_sweeps_tracking import server
 
@@ -106,7 +106,7 @@ def start(state_dir: Path, options: HeadOptions, say: Callable[[str], None], *, 
         return keep(state_dir, say)
     with open(folder / "keeper.log", "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "zo_sweeps.fleet.head", str(state_dir.resolve())],
+            [sys.executable, "-m", "zo_sweeps_ray.head", str(state_dir.resolve())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -214,7 +214,7 @@ def status(state_dir: Path, say: Callable[[str], None]) -> int:
     if not state:
         say(f"no head runs from {state_dir}")
         return 1
-    from zo_sweeps.schedule.ray_private import Head
+    from zo_sweeps_ray.private import Head
 
     head = Head(state["address"], token_environment(checked(Path(state["token_file"]))))
     alive = [node for node in head.nodes() if node["Alive"]]
@@ -295,7 +295,7 @@ def _processes(folder: Path) -> list[psutil.Process]:
 
 def _wait(state_dir: Path, process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
     """Wait until the head lists its own node and MLflow answers; after a while, report what it waits for."""
-    from zo_sweeps.schedule.ray_private import Head
+    from zo_sweeps_ray.private import Head
 
     folder = _folder(state_dir)
     report = time.monotonic() + QUIET_SECONDS

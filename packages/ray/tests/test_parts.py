@@ -22,19 +22,18 @@ from rich.console import Console
 from tests.cli.parsing import parse
 from tests.conftest import REPO
 from zo_sweeps import __version__
-from zo_sweeps.cli.fleet import show_devices
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import GIB
 from zo_sweeps.devices.doctor import Check
 from zo_sweeps.devices.probe import l4t, power_mode
-from zo_sweeps.fleet import head, inventory, systemd, worker
-from zo_sweeps.fleet.inventory import Machine, capabilities, row
-from zo_sweeps.fleet.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
-from zo_sweeps.fleet.worker import gpus_lent, memory_lent, profile
 from zo_sweeps.methods import registry
-from zo_sweeps.schedule import cluster, placement, ray_private
-from zo_sweeps.schedule.cluster import living
+from zo_sweeps_ray import choice, cluster, head, inventory, private, systemd, worker
+from zo_sweeps_ray.cluster import living
+from zo_sweeps_ray.commands import show_devices
+from zo_sweeps_ray.inventory import Machine, capabilities, row
+from zo_sweeps_ray.node import FIXED_PORTS, labels, node_arguments, port_range, running, sanitised, terminate
+from zo_sweeps_ray.worker import gpus_lent, memory_lent, profile
 
 
 def test_labels_are_such_as_ray_takes() -> None:
@@ -153,7 +152,7 @@ def test_a_refused_token_is_named_by_where_it_is_from(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(cluster, "must_answer", lambda address: None)
     monkeypatch.setattr(cluster, "tls_environment", lambda auth, address: {})
-    monkeypatch.setattr(ray_private, "control_store", refuse)
+    monkeypatch.setattr(private, "control_store", refuse)
     (tmp_path / ".ray").mkdir()
     (tmp_path / "runs" / "head").mkdir(parents=True)
     known = {"address": "10.0.0.5:6379" if there == "head" else "10.0.0.6:6379"}
@@ -165,7 +164,7 @@ def test_a_refused_token_is_named_by_where_it_is_from(
         monkeypatch.setenv(there, str(tmp_path / "other"))
     auth = cluster.joining_environment(tmp_path / "runs", "10.0.0.5:6379")
     with cluster.environment(auth), pytest.raises(UserError) as refused:
-        ray_private.Head("10.0.0.5:6379", auth)
+        private.Head("10.0.0.5:6379", auth)
     assert where.format(tmp=tmp_path) in str(refused.value)
     assert "the head at 10.0.0.5:6379 refuses the token" in str(refused.value)
 
@@ -377,13 +376,13 @@ def test_the_node_and_the_processes_of_another_user_are_refused_in_one_line(tmp_
     socket.parent.mkdir(parents=True)
     socket.touch()
     nodes = [{"RayletSocketName": str(socket)}]
-    ray_private._must_be_ours(nodes)
+    private._must_be_ours(nodes)
     monkeypatch.setattr(os, "access", lambda *_: False)
     me = pwd.getpwuid(os.getuid()).pw_name
     with pytest.raises(
         UserError, match=f"the Ray node on this machine runs as {me}, and only {me} can .*run this command as"
     ):
-        ray_private._must_be_ours(nodes)
+        private._must_be_ours(nodes)
 
     class Theirs(psutil.Process):
         def terminate(self) -> None:
@@ -478,11 +477,12 @@ def test_without_the_package_of_agents_there_is_no_gateway_and_no_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A head and a sweep do without; whoever asks for one is told what to install."""
-    monkeypatch.setattr(registry, "offered", lambda group: {})
+    offered = registry.offered
+    monkeypatch.setattr(registry, "offered", lambda group: {} if group == "part" else offered(group))
     assert parse(["head", "start"], capsys).gateway_port == 0
-    assert placement.agents().nodes() == ()
-    note = {ray_private.AGENTS: {"time": 0.0, "store": "", "agents": []}}
-    listing = SimpleNamespace(nodes=lambda: [], notes=lambda kind: note if kind == ray_private.AGENTS else {})
+    assert choice.agents().nodes() == ()
+    note = {private.AGENTS: {"time": 0.0, "store": "", "agents": []}}
+    listing = SimpleNamespace(nodes=lambda: [], notes=lambda kind: note if kind == private.AGENTS else {})
     for asked in (
         lambda: head.start(tmp_path, head.HeadOptions(gateway_port=7443), print),
         lambda: head.code(tmp_path, 15.0, print),

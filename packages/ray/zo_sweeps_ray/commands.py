@@ -15,12 +15,12 @@ from zo_sweeps.cli.text import console, listing
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.document import to_text
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.fleet import gateway, inventory, systemd
-from zo_sweeps.fleet import head as heads
-from zo_sweeps.fleet import worker as workers
-from zo_sweeps.fleet.inventory import HEADERS, ListedDevice, Machine, capabilities, row_of
 from zo_sweeps.methods import registry
-from zo_sweeps.schedule.cluster import token_for_joining
+from zo_sweeps_ray import gateway, inventory, systemd
+from zo_sweeps_ray import head as heads
+from zo_sweeps_ray import worker as workers
+from zo_sweeps_ray.cluster import token_for_joining
+from zo_sweeps_ray.inventory import HEADERS, ListedDevice, Machine, capabilities, row_of
 
 _say = partial(print, flush=True)
 

@@ -25,8 +25,11 @@ from zo_sweeps.core.host import GIB, VERSION
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.devices.doctor import Check, check, codes, disk, executorch, imports, tools
 from zo_sweeps.devices.probe import has_cuda, probe
-from zo_sweeps.fleet.keeper import Keeper
-from zo_sweeps.fleet.node import (
+from zo_sweeps.methods.definition import read
+from zo_sweeps.methods.parts import Device
+from zo_sweeps_ray import cluster
+from zo_sweeps_ray.keeper import Keeper
+from zo_sweeps_ray.node import (
     OBJECT_STORE_BYTES,
     labels,
     new_identity,
@@ -38,10 +41,7 @@ from zo_sweeps.fleet.node import (
     terminate,
     wait_until_gone,
 )
-from zo_sweeps.methods.definition import read
-from zo_sweeps.methods.parts import Device
-from zo_sweeps.schedule import cluster
-from zo_sweeps.schedule.ray_private import NODE, REACH, REACHED, Head
+from zo_sweeps_ray.private import NODE, REACH, REACHED, Head
 
 HOME = Path("~/.zo_sweeps")
 AGENT = "an agent needs neither that Python nor those ports: `zo-sweeps head code` on the head prints its command"

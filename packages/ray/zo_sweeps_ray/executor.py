@@ -1,7 +1,7 @@
 """Trials in Ray actors: warm processes that outlive a trial, on this machine or on a running cluster.
 
 Actors and not tasks: an unreachable node fails an actor's call in a minute, a task's in seven. An actor is pinned to a
-node that `placement` chose, so that Ray never silently holds a trial back. Every running attempt has a call of `drain`
+node that `slots` chose, so that Ray never silently holds a trial back. Every running attempt has a call of `drain`
 in flight, which its actor answers twice per second: that is its heartbeat.
 """
 
@@ -20,12 +20,13 @@ from zo_sweeps.core.trial import Outcome, Sharing, Trial, TrialState
 from zo_sweeps.devices.probe import cores
 from zo_sweeps.methods.definition import option
 from zo_sweeps.methods.executor import Executor
-from zo_sweeps.schedule import ray_private
 from zo_sweeps.schedule.backend import COLD, FLUSH_SECONDS, NO_SLOT, RUN_TRIAL, WARM, Deliver, Finished, Lost, Progress
-from zo_sweeps.schedule.fairness import Claim
-from zo_sweeps.schedule.placement import Node, no_room, of_weights, processes, reason
-from zo_sweeps.schedule.ray_cluster import NODE_LOST, Connection, why_lost
-from zo_sweeps.schedule.ray_slots import Slot, Slots
+from zo_sweeps.schedule.placement import Node, of_weights, processes
+from zo_sweeps_ray import private
+from zo_sweeps_ray.choice import no_room, reason
+from zo_sweeps_ray.connection import NODE_LOST, Connection, why_lost
+from zo_sweeps_ray.fairness import Claim
+from zo_sweeps_ray.slots import Slot, Slots
 
 
 class RayPeer:
@@ -188,7 +189,7 @@ class RayBackend:
 
     def _refresh(self) -> None:
         nodes = self._connection.nodes()
-        self._slots.see(nodes, ray_private.free_resources() if self.grows and nodes else {})
+        self._slots.see(nodes, private.free_resources() if self.grows and nodes else {})
         self._refreshed = time.monotonic()
         if not self.grows:
             return

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.schedule.ray_cluster import Connection
+from zo_sweeps_ray.connection import Connection
 
 pytestmark = pytest.mark.unit
 

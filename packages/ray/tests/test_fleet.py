@@ -16,19 +16,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fleet.listeners import documented, listeners, refuses
-from tests.fleet.machines import PATIENCE, Machines, Worker, environment, machines, zo
+from listeners import documented, listeners, refuses
+from machines import PATIENCE, Machines, Worker, environment, machines, zo
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
 from tests.schedule.nodes import meanwhile, wait_for
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Needs, TrialState
-from zo_sweeps.fleet.node import running
 from zo_sweeps.record.journal import JournalStore, last_step
-from zo_sweeps.schedule.cluster import private_folder
-from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.ray_private import forget_token
+from zo_sweeps_ray.cluster import private_folder
+from zo_sweeps_ray.executor import RayBackend
+from zo_sweeps_ray.node import running
+from zo_sweeps_ray.private import forget_token
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(1800)]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.hosts import Host, two_hosts
-from tests.fleet.machines import PATIENCE, Machines, environment, machines
+from hosts import Host, two_hosts
+from machines import PATIENCE, Machines, environment, machines
 from tests.schedule.nodes import wait_for
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.schedule.ledger import read_standing

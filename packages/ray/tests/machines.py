@@ -19,8 +19,8 @@ import psutil
 
 from tests.conftest import REPO
 from tests.schedule.nodes import wait_for
-from zo_sweeps.schedule.cluster import private_folder, remove_short_folder, token_environment
-from zo_sweeps.schedule.ray_private import Head
+from zo_sweeps_ray.cluster import private_folder, remove_short_folder, token_environment
+from zo_sweeps_ray.private import Head
 
 # No test is about how long Ray takes: 5 s alone, more than a minute only to be read where others have the cores.
 PATIENCE = 300.0
@@ -41,7 +41,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return {
         **kept,
         "HOME": str(home),
-        "PYTHONPATH": f"{REPO}:{REPO}/packages/agent",
+        "PYTHONPATH": f"{REPO}:{REPO}/packages/agent:{REPO}/packages/ray",
         "COLUMNS": "200",
         "OMP_NUM_THREADS": "1",
         **more,

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.schedule import cluster, placement, ray_private
 from zo_sweeps.schedule.backend import CannotJoinError, HeadLostError
-from zo_sweeps.schedule.fairness import Asks, Claim
 from zo_sweeps.schedule.placement import Node
-from zo_sweeps.schedule.ray_private import Head
+from zo_sweeps_ray import choice, cluster, private
+from zo_sweeps_ray.fairness import Asks, Claim
+from zo_sweeps_ray.private import Head
 
 NAME_LABEL, PROGRAMS_LABEL = "zo.name", "zo.programs"
 OBJECT_STORE_BYTES = 100 * 2**20  # only journals of kilobytes go through it; the default takes 30 % of the memory
@@ -48,7 +48,7 @@ class Connection:
         self._note = f"{host}-{os.getpid()}"  # key of this driver's note at the head
         self._seen: dict[str, tuple[float, float]] = {}  # key -> (its note's time, when we first read that: monotonic)
         self._asked: list[Asks] = []  # of the autoscaler, by this driver
-        self.agents = placement.agents() if address else placement.Agents()
+        self.agents = choice.agents() if address else choice.Agents()
 
     def start_local(self, cpus: int) -> None:
         """Start a cluster on this machine. Raises UserError when Ray does not start."""
@@ -63,12 +63,12 @@ class Connection:
                 try:
                     self._init(**options)
                 except Exception as error:  # Ray raises a plain Exception
-                    if not ray_private.is_late(error):
+                    if not private.is_late(error):
                         raise
                     self._init(**options)
         except Exception as error:  # Ray raises any kind of error, mostly for a starved process or a full disk
             raise UserError(
-                f"Ray did not start on this machine ({ray_private.first_line(error)})",
+                f"Ray did not start on this machine ({private.first_line(error)})",
                 fix="free space in /tmp and /dev/shm; on a busy machine, run the same command again; or use "
                 "executor=inline, which needs no Ray",
             ) from error
@@ -87,7 +87,7 @@ class Connection:
             raise CannotJoinError(str(error)) from None
         except Exception as error:  # Ray raises any kind of error
             raise CannotJoinError(
-                f"cannot join the Ray cluster at {self.address} ({ray_private.first_line(error)})",
+                f"cannot join the Ray cluster at {self.address} ({private.first_line(error)})",
                 where="cluster.address",
                 fix="run `zo-sweeps worker join` here first, and set RAY_AUTH_TOKEN_PATH to the head's token file",
             ) from error
@@ -102,7 +102,7 @@ class Connection:
         if self.address and not self._head_answers(self.address):
             return []
         alive = cluster.living(ray.nodes())
-        leaving = ray_private.leaving_nodes() if self.address else set()
+        leaving = private.leaving_nodes() if self.address else set()
         nodes = [node_of(description) for description in alive if description["NodeID"] not in leaving]
         return [*nodes, *self.agents.nodes()]
 
@@ -115,9 +115,9 @@ class Connection:
             return []
         note, others = {**asdict(mine), "time": time.time(), "runs": dict(runs)}, list[Claim]()
         with contextlib.suppress(Exception):  # Ray raises any kind of error while the head shuts down
-            notes = ray_private.joined_notes()
-            notes.put(ray_private.RUNS + self._note, note)
-            others = self._claims(notes.notes(ray_private.RUNS))
+            notes = private.joined_notes()
+            notes.put(private.RUNS + self._note, note)
+            others = self._claims(notes.notes(private.RUNS))
         self.ask_for_nodes(mine, others)
         return others
 
@@ -163,7 +163,7 @@ class Connection:
         if self.address and ray.is_initialized() and self._unreachable_since is None:
             self._ask([])  # if it is the one that asks: the next one asks when it finds this driver's claim gone
             with contextlib.suppress(Exception):  # as above
-                ray_private.joined_notes().remove(ray_private.RUNS + self._note)
+                private.joined_notes().remove(private.RUNS + self._note)
         self.agents.close()
         ray.shutdown()
         self._opened.close()
@@ -171,8 +171,8 @@ class Connection:
     def _init(self, **options: Any) -> None:
         import ray
 
-        ray_private.forget_token()
-        self._opened.enter_context(ray_private.muted())
+        private.forget_token()
+        self._opened.enter_context(private.muted())
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
 
     def _head_answers(self, address: str) -> bool:
@@ -193,7 +193,7 @@ class Connection:
 
 def why_lost(error: Exception) -> str:
     """Return one line on the death of an actor, without its ids."""
-    if isinstance(cause := getattr(error, "cause", None), placement.LeaseLostError):
+    if isinstance(cause := getattr(error, "cause", None), choice.LeaseLostError):
         return str(cause)
     kind = type(error).__name__
     if kind == "OutOfMemoryError" or "low on memory" in str(error):

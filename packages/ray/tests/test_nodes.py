@@ -25,12 +25,12 @@ from tests.schedule.test_sweep import results, start_driver
 from zo_sweeps.core.events import Start
 from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, TrialState
-from zo_sweeps.fleet import inventory
 from zo_sweeps.record.journal import JournalStore
-from zo_sweeps.schedule.executors.ray import RayBackend
 from zo_sweeps.schedule.ledger import read_standing
-from zo_sweeps.schedule.ray_private import Head
 from zo_sweeps.schedule.snapshot import Snapshot
+from zo_sweeps_ray import inventory
+from zo_sweeps_ray.executor import RayBackend
+from zo_sweeps_ray.private import Head
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 NANO = Needs("jetson-orin-nano")

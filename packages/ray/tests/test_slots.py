@@ -18,11 +18,12 @@ from zo_sweeps.core.host import GIB
 from zo_sweeps.core.trial import Needs, Trial
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.schedule import ray_slots
-from zo_sweeps.schedule.fairness import Claim
-from zo_sweeps.schedule.placement import Agents, Node
-from zo_sweeps.schedule.ray_cluster import Connection
-from zo_sweeps.schedule.ray_slots import Slot, Slots
+from zo_sweeps.schedule.placement import Node
+from zo_sweeps_ray import slots as ray_slots
+from zo_sweeps_ray.choice import Agents
+from zo_sweeps_ray.connection import Connection
+from zo_sweeps_ray.fairness import Claim
+from zo_sweeps_ray.slots import Slot, Slots
 
 pytestmark = pytest.mark.unit
 DESK = Node("1", "desk", "cpu", 2, 0, 4 * GIB)

@@ -15,20 +15,18 @@ from zo_sweeps.core.trial import Trial
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.methods.trial_config import TrialConfig
-from zo_sweeps.schedule.backend import TrialActor
-from zo_sweeps.schedule.cluster import DEVICE_LABEL
-from zo_sweeps.schedule.fairness import Claim, Held, base, count, first_served
 from zo_sweeps.schedule.placement import (
     HOSTS,
-    Agents,
-    Losses,
     Node,
     gpus_needed,
     main_memory,
-    preference,
     processes,
     refusal,
 )
+from zo_sweeps_ray.actor import TrialActor
+from zo_sweeps_ray.choice import Agents, Losses, preference
+from zo_sweeps_ray.cluster import DEVICE_LABEL
+from zo_sweeps_ray.fairness import Claim, Held, base, count, first_served
 
 LOOSE = 1.5  # an actor runs no trial that needs less than its memory divided by this: others may need the rest
 SPARE = 1.25  # an actor holds up to this times what its first trial needs, so that trials like it need no new process

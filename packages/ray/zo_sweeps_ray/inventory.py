@@ -11,12 +11,12 @@ from typing import Any
 from zo_sweeps.core.document import key
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.units import bytes_text
-from zo_sweeps.fleet import gateway
-from zo_sweeps.fleet.node import running
-from zo_sweeps.schedule.cluster import HEAD, ID_LABEL, checked, token_environment, token_for_joining
 from zo_sweeps.schedule.placement import other_version
-from zo_sweeps.schedule.ray_cluster import node_of
-from zo_sweeps.schedule.ray_private import AGENTS, NODE, RUNS, Head
+from zo_sweeps_ray import gateway
+from zo_sweeps_ray.cluster import HEAD, ID_LABEL, checked, token_environment, token_for_joining
+from zo_sweeps_ray.connection import node_of
+from zo_sweeps_ray.node import running
+from zo_sweeps_ray.private import AGENTS, NODE, RUNS, Head
 
 HEADERS = ("name", "device", "memory", "lends", "can", "versions", "power", "temp.", "seen", "runs now")
 STALE = 30.0  # seconds after which a driver's note on its trials is ignored

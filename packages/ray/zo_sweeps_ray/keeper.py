@@ -24,10 +24,10 @@ import psutil
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import die_with_parent
-from zo_sweeps.fleet.node import alive, wait_until_gone
-from zo_sweeps.fleet.reporter import GONE
-from zo_sweeps.schedule import cluster, ray_private
-from zo_sweeps.schedule.backend import TrialActor
+from zo_sweeps_ray import cluster, private
+from zo_sweeps_ray.actor import TrialActor
+from zo_sweeps_ray.node import alive, wait_until_gone
+from zo_sweeps_ray.reporter import GONE
 
 TICK = 0.5
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a node is started again: doubled each time
@@ -35,7 +35,7 @@ STEADY = 60.0  # uptime in seconds after which the restart back-off resets
 HEAD_WAIT = 2.0  # seconds between checks for the head's return
 UNREGISTER_SECONDS = 5.0
 BOOT_SECONDS = 300.0  # time allowed for a raylet to appear: a starved machine takes a minute to import Ray
-ACTOR = f"{ray_private.ACTOR_TITLE}{TrialActor.__name__}"
+ACTOR = f"{private.ACTOR_TITLE}{TrialActor.__name__}"
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Keeper:
     def _live(self) -> str:
         """Start the node and watch it to its end; return why it ended."""
         if self.is_head:
-            ray_private.forget_head(self.temp_dir)
+            private.forget_head(self.temp_dir)
         else:
             self._wait_for_the_head()
             if self._leave:
@@ -114,7 +114,7 @@ class Keeper:
         keep_newest(self.temp_dir)
         labels = f"--labels={self.labels},{cluster.BEGAN_LABEL}={time.time():.0f}"
         where = f"--temp-dir={self.temp_dir}"
-        self._ray = self._start(ray_private.CLI, "start", "--block", *self.arguments, where, labels)
+        self._ray = self._start(private.CLI, "start", "--block", *self.arguments, where, labels)
         end = time.monotonic() + BOOT_SECONDS
         while not (raylet := self._raylet()) and self._ray.poll() is None and time.monotonic() < end:
             time.sleep(0.1)
@@ -178,13 +178,13 @@ class Keeper:
 
     def _report(self, *leaving: str) -> subprocess.Popen[bytes]:
         known = (self.address, str(self.token), self.identity, str(self.agents or ""))
-        return self._start("zo_sweeps.fleet.reporter", *known, *leaving)
+        return self._start("zo_sweeps_ray.reporter", *known, *leaving)
 
     def _raylet(self) -> psutil.Process | None:
         assert self._ray
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self._ray.pid).children():
-                if child.name() == ray_private.RAYLET:
+                if child.name() == private.RAYLET:
                     return child
         return None
 
@@ -215,7 +215,7 @@ class Keeper:
                     mine += [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         for one in mine:
             with contextlib.suppress(psutil.Error):
-                if one.name() == ray_private.RAYLET:  # let it unregister; otherwise the head waits for a timeout
+                if one.name() == private.RAYLET:  # let it unregister; otherwise the head waits for a timeout
                     one.terminate()
                     wait_until_gone([one], UNREGISTER_SECONDS)
         for one in mine:

@@ -17,7 +17,7 @@ from zo_sweeps.core.events import ScoredDev, Start
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.record.journal import JournalStore, outcome, scalars
-from zo_sweeps.schedule.executors.ray import RayBackend
+from zo_sweeps_ray.executor import RayBackend
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
