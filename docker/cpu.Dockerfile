@@ -16,15 +16,8 @@ RUN pip install --no-cache-dir --constraint constraints.txt --index-url https://
 COPY pyproject.toml README.md LICENSE ./
 COPY conf ./conf
 COPY zo_sweeps ./zo_sweeps
-COPY packages/agent ./packages/agent
-COPY packages/bench ./packages/bench
-COPY packages/federated ./packages/federated
-COPY packages/league ./packages/league
-COPY packages/ray ./packages/ray
-COPY packages/report ./packages/report
-COPY packages/tracking ./packages/tracking
-RUN pip install --no-cache-dir --constraint constraints.txt . ./packages/agent ./packages/bench ./packages/federated ./packages/league \
-    ./packages/ray ./packages/report ./packages/tracking
+COPY packages ./packages
+RUN pip install --no-cache-dir --constraint constraints.txt . ./packages/*
 
 # The user's id must own the host's files that are mounted as secrets.
 ARG UID=1000

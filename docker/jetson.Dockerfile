@@ -22,15 +22,8 @@ RUN python3 -m venv /opt/venv \
 COPY pyproject.toml README.md LICENSE ./
 COPY conf ./conf
 COPY zo_sweeps ./zo_sweeps
-COPY packages/agent ./packages/agent
-COPY packages/bench ./packages/bench
-COPY packages/federated ./packages/federated
-COPY packages/league ./packages/league
-COPY packages/ray ./packages/ray
-COPY packages/report ./packages/report
-COPY packages/tracking ./packages/tracking
-RUN /opt/venv/bin/pip install --no-cache-dir --constraint jetson.txt . ./packages/agent ./packages/bench ./packages/federated ./packages/league \
-    ./packages/ray ./packages/report ./packages/tracking
+COPY packages ./packages
+RUN /opt/venv/bin/pip install --no-cache-dir --constraint jetson.txt . ./packages/*
 
 # bitsandbytes' own wheel is linked with a server's CUDA: here it imports, and its first kernel fails.
 ADD https://github.com/bitsandbytes-foundation/bitsandbytes.git#0.50.2 /opt/bitsandbytes
