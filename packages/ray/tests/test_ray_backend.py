@@ -269,7 +269,7 @@ def test_ray_that_does_not_start_is_one_clear_line_and_leaves_nothing_behind(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.chaos  # tests/fleet joins clusters of its own
+@pytest.mark.chaos  # test_fleet joins clusters of its own
 def test_a_standing_cluster_is_joined_with_its_token_and_refuses_another(tmp_path, monkeypatch):
     folder = short_folder(tmp_path)
     port = free_port()
