@@ -44,17 +44,20 @@ $(PY):
 	@echo "[1/3] virtual environment $(VENV) ($$($(PYTHON) --version))"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
 
-BESIDE := bench league ray report tracking # the packages that `make run` installs
-
-$(VENV)/.installed: pyproject.toml constraints.txt $(BESIDE:%=packages/%/pyproject.toml) | $(PY)
+$(VENV)/.torch: constraints.txt | $(PY)
 	@$(PIP) --upgrade 'pip>=25.1'
 	@echo "[2/3] torch (the large one: some minutes on a slow line)"
 	@$(PIP) --constraint constraints.txt torch
+	@touch $@
+
+BESIDE := bench league ray report tracking # the packages that `make run` installs
+
+$(VENV)/.installed: pyproject.toml $(BESIDE:%=packages/%/pyproject.toml) $(VENV)/.torch
 	@echo "[3/3] the other dependencies, zo_sweeps itself and its packages for Ray, trackers, reports, benchmarks and the league"
 	@$(PIP) --constraint constraints.txt --editable . $(BESIDE:%=--editable packages/%)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed $(wildcard packages/*/pyproject.toml)
-	@echo "[+] test tools, the extras [agents], [demo], [edge], [federated] and [rtl], and packages/"
+$(VENV)/.installed-dev: pyproject.toml $(wildcard packages/*/pyproject.toml) $(VENV)/.torch
+	@echo "[3/3] the other dependencies, test tools, zo_sweeps itself and packages/"
 	@$(PIP) --constraint constraints.txt --editable '.[agents,demo,edge,federated,rtl]' $(patsubst %,--editable %,$(wildcard packages/*)) --group dev
-	@touch $@
+	@touch $(VENV)/.installed $@

@@ -381,7 +381,7 @@ def of_both(*rows: str) -> list[str]:
 
 
 def test_the_table_of_the_papers_methods_is_that_of_its_archives() -> None:
-    lines, mezo = table("RESULTS", "|                                  | SST-2, sentences |"), "MeZO (ZO-Full)"
+    lines, mezo = table("RESULTS", "|                                      | SST-2, sentences |"), "MeZO (ZO-Full)"
     assert [row for row, *_ in lines] == [*league(RESULTS[0])]
     for row, *cells, average, difference, size, seconds in lines:
         for task, cell in zip(RESULTS, cells, strict=True):

@@ -24,7 +24,7 @@ COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed
     "llama2_superglue": (783, 783),
     "low_rank": (240, 240),
     "league": (3938, 3950),
-    "results": (380, 390),
+    "results": (425, 435),
     "rewards": (288, 300),
     "federated": (320, 320),
     "last_blocks": (360, 360),
