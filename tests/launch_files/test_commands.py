@@ -164,4 +164,4 @@ def test_what_an_image_copies_is_there_and_passes_the_ignore_file(path: Path) ->
     assert sources
     for source in sources:
         assert (REPO / source).exists()
-        assert any(source == entry or source.startswith(f"{entry}/") for entry in kept), source
+        assert any(f"{source}/".startswith(f"{entry}/") or entry.startswith(f"{source}/") for entry in kept), source

@@ -64,16 +64,16 @@ def _python() -> Check:
 
 
 def _packages() -> Iterator[Check]:
-    """Check the installed versions of the package's declared dependencies."""
+    """Check the installed versions of what the package declares, and those of this project's that are there."""
     from packaging.requirements import Requirement
 
-    try:
-        declared = [Requirement(text) for text in metadata.requires(PACKAGE) or []]
-    except metadata.PackageNotFoundError:
+    if not version_of(PACKAGE):
         yield Check("packages", "warn", f"{PACKAGE} is not installed, so versions were not checked", "pip install -e .")
         return
-    for need in declared:
-        if need.marker and not need.marker.evaluate({"extra": ""}):
+    there = filter(version_of, (PACKAGE, *(extra.distribution for extra in EXTRAS)))
+    declared = dict.fromkeys(text for one in there for text in metadata.requires(one) or [])
+    for need in map(Requirement, declared):
+        if need.name.startswith(PACKAGE) or (need.marker and not need.marker.evaluate({"extra": ""})):
             continue
         have = version_of(need.name)
         fits = bool(have) and need.specifier.contains(have, prereleases=True)
