@@ -355,6 +355,23 @@ def test_a_prediction_in_half_precision_may_be_another_where_candidates_nearly_t
     assert line.startswith(mark)
 
 
+def test_a_trial_is_computed_again_with_the_threads_of_its_run(
+    swept: Swept, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In half precision the last bits of a product depend on their number."""
+
+    def of_three(event: dict[str, Any], untested: int) -> None:
+        if event["type"] == "start":
+            event["device"]["threads"] = 3
+
+    seen, scored = set(), verify._scored
+    monkeypatch.setattr(verify, "_scored", lambda *given: seen.add(torch.get_num_threads()) or scored(*given))
+    here, trial_id = torch.get_num_threads(), swept.id("zo")
+    file = forged(tmp_path / "there.tar.xz", edited(contents(swept.file), trial_id, of_three))
+    status, text = said(capsys, "verify", file, trial_id, *swept.copies)
+    assert (status, seen, torch.get_num_threads()) == (0, {3}, here), text
+
+
 def test_bases_that_are_others_are_an_excuse_on_another_machine_alone(
     swept: Swept, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

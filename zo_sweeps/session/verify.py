@@ -46,6 +46,7 @@ OF_A_HUB = "hf:"  # how fingerprints begin that name a source, and not its conte
 SCORED = 1e-4  # relative: of fp32 losses, which another machine rounds in another way
 ON_THE_EDGE = 0.01  # share of the test predictions that may be others where weights or scores are rounded otherwise
 ROUNDINGS = 8  # of half-precision activations, elsewhere: by how much losses may differ, and metrics of texts
+MOST_THREADS = 512  # that an archive may ask for
 TIE = 64  # of these, in nats: a prediction that leads by less may be another, as logits up to 32 are as coarse as that
 
 
@@ -198,7 +199,8 @@ def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, st
         raise _WrongError("its log has no digest of the weights: it was taken out, or an earlier version ran the trial")
     mine = _here(config, copies)
     here = replace(trial, config=mine, warm_key=warm_key(mine))
-    with replayed(here, events, ended.selected_step) if kind.estimates else _untrained(here, events) as (bench, space):
+    again = replayed(here, events, ended.selected_step) if kind.estimates else _untrained(here, events)
+    with _threads_of(events), again as (bench, space):
         weights = digest(space.params) if space is not None else ""
         elsewhere = _elsewhere(events)
         portable = config.perturbation.portable and config.update.portable
@@ -276,6 +278,19 @@ def _scored(
             raise _WrongError(f"{split}/{name} is {there:.6g} in its log, and {value:.6g} here{_elsewhere(events)}")
         exact &= same
     return exact
+
+
+@contextmanager
+def _threads_of(events: list[Event]) -> Iterator[None]:
+    """Compute with as many threads as the run: in half precision the last bits of a product depend on their number."""
+    import torch
+
+    here, then = torch.get_num_threads(), only(Start, events)[-1].device.get("threads")
+    torch.set_num_threads(then if isinstance(then, int) and 0 < then <= MOST_THREADS else here)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(here)
 
 
 @contextmanager
