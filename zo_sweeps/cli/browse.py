@@ -1,4 +1,4 @@
-"""The commands that show results: table, compare, answers, papers."""
+"""The commands that show results: table, answers, papers."""
 
 from __future__ import annotations
 

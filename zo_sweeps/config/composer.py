@@ -108,8 +108,8 @@ class Composer:
         registry.use_folders(self.folders[1:])
         self._has_default = DEFAULT in registry.names("executor")
         falls_back = not (self._has_default or self.command_line.sets("executor"))
-        one_by_one = f"trials run one after the other: {registry.absent('executor', DEFAULT)}"
-        self.notes = (one_by_one,) if falls_back else ()
+        why = registry.absent("executor", DEFAULT) if falls_back else None
+        self.notes = (f"trials run one after the other: {why}",) if why else ()
         self._register()
         if _compositions is None:
             _compositions = PACKAGED if further <= {"grid"} else Compositions()
