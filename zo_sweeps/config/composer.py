@@ -6,6 +6,7 @@ forces on every trial of a grid are read in `command_line`.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,13 @@ PACKAGED = Compositions()  # of the packaged files alone: shared by all composer
 def _packaged_grid(name: str) -> Composer:
     """Return the composer of a packaged grid as it is written: shared by all composers of the process."""
     return Composer([f"+grid={name}"])
+
+
+@cache
+def _schema() -> DictConfig:
+    """Return the schema's values, to be copied: a fifth of the time that making them takes."""
+    values: DictConfig = OmegaConf.structured(Config)
+    return values
 
 
 class Composer:
@@ -324,8 +332,7 @@ class Composer:
     @cached_property
     def _scratch(self) -> DictConfig:
         """The schema's values, for `check_value` to set: new ones per value would be slow."""
-        values: DictConfig = OmegaConf.structured(Config)
-        return values
+        return copy.deepcopy(_schema())
 
     def check_value(self, path: str, value: Any, where: str) -> None:
         """Raise UserError unless `path` is a key of a trial and `value` has its type."""
