@@ -26,7 +26,6 @@ from tests.run.common import make, measured
 from toy import script
 from zo_sweeps.core.events import ClientLine, Event, ScoredDev
 from zo_sweeps.core.trial import Outcome, Trial
-from zo_sweeps.schedule import backend
 from zo_sweeps.schedule.backend import RUN_TRIAL
 from zo_sweeps_agent import known_answers, known_programs
 from zo_sweeps_agent.agent import light
@@ -112,10 +111,8 @@ def test_a_trial_on_a_board_is_the_trial(
     gateway: Head,
     tmp_path: Path,
     by_the_bindings: tuple[Outcome, list[Event]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The agent is killed after the client's third step, with the client; the trial ends with the bindings' numbers."""
-    monkeypatch.setattr(backend.signal, "signal", lambda *_: None)  # the handler of an actor's own process
     halting = script(
         tmp_path / "client",
         f'case "$1" in --help) exec {client} --help;; esac',
