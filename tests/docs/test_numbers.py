@@ -308,8 +308,11 @@ def league(task: str) -> dict[str, Settings]:
             continue
         outcome = json.loads(files[journal].splitlines()[-1])["outcome"]
         if outcome["state"] == "SUCCEEDED":
-            seed = int(parts.pop().removeprefix("seed ")) if parts and parts[-1].startswith("seed ") else 0
-            rows.setdefault(row, {}).setdefault(tuple(parts), {})[seed] = outcome["metrics"]
+            seed = int(parts.pop().removeprefix("seed ")) if parts and parts[-1].startswith("seed ") else None
+            seeds = rows.setdefault(row, {}).setdefault(tuple(parts), {})
+            seeds[len(seeds) if seed is None else seed] = outcome[
+                "metrics"
+            ]  # of what learns nothing no label has a seed
     return rows
 
 
@@ -336,6 +339,27 @@ def tried(task: str, row: str) -> float:
     """Settings that are expected until one has 95 % of the best dev accuracy at the first seed."""
     values = [seeds[0]["dev/accuracy"] for seeds in league(task)[row].values()]
     return (len(values) + 1) / (sum(value >= 0.95 * max(values) for value in values) + 1)
+
+
+def rewards(task: str, row: str) -> list[float]:
+    """Test rewards of the setting with the highest dev reward at the first seed, or of the untrained model."""
+    best = max(league(f"rewards_{task}")[row].values(), key=lambda seeds: seeds[0]["dev/metric"])
+    return [metrics["test/metric"] for metrics in best.values()]
+
+
+def test_the_rewards_are_those_of_their_archives() -> None:
+    tasks, differences = ("demo_sums", "demo_concise"), []
+    for row, *cells in table("LEAGUE", "|                       | Sums of digits |"):
+        for task, cell in zip(tasks, cells, strict=True):
+            found = rewards(task, row)
+            assert len(found) == (1 if row == "Zero-shot" else 5)
+            spread = f" ± {stdev(found):.3f}" if len(found) > 1 else ""
+            assert cell == f"{fmean(found):.3f}{spread}".replace("-", "−")
+    for task in tasks:
+        pairs = [one - rewards(task, "Zero-shot")[0] for one in rewards(task, "ES at Scale (N=30)")]
+        low, high = interval(pairs, 0.95)
+        differences.append(f"{fmean(pairs):.3f} [{low:.3f}, {high:.3f}]")
+    assert " and ".join(differences) in " ".join(page("LEAGUE").split())
 
 
 def test_the_league_s_table_is_that_of_its_archives() -> None:
