@@ -310,9 +310,8 @@ def league(task: str) -> dict[str, Settings]:
         if outcome["state"] == "SUCCEEDED":
             seed = int(parts.pop().removeprefix("seed ")) if parts and parts[-1].startswith("seed ") else None
             seeds = rows.setdefault(row, {}).setdefault(tuple(parts), {})
-            seeds[len(seeds) if seed is None else seed] = outcome[
-                "metrics"
-            ]  # of what learns nothing no label has a seed
+            # The labels of what learns nothing have no seed.
+            seeds[len(seeds) if seed is None else seed] = outcome["metrics"]
     return rows
 
 
@@ -355,6 +354,8 @@ def test_the_rewards_are_those_of_their_archives() -> None:
             assert len(found) == (1 if row == "Zero-shot" else 5)
             spread = f" ± {stdev(found):.3f}" if len(found) > 1 else ""
             assert cell == f"{fmean(found):.3f}{spread}".replace("-", "−")
+    rates = [len(league(f"rewards_{task}")["ES at Scale (N=30)"]) for task in tasks]
+    assert rates == [2, 3], "the page says of how many rates each task's is the best"
     for task in tasks:
         pairs = [one - rewards(task, "Zero-shot")[0] for one in rewards(task, "ES at Scale (N=30)")]
         low, high = interval(pairs, 0.95)
