@@ -25,7 +25,7 @@ COUNTS = {  # grid -> trials, table entries (a zero-shot trial serves every seed
     "low_rank": (240, 240),
     "league": (3938, 3950),
     "results": (425, 435),
-    "rewards": (288, 300),
+    "rewards": (333, 345),
     "federated": (320, 320),
     "last_blocks": (360, 360),
     "sums": (2, 2),
