@@ -181,6 +181,15 @@ def test_vera_shares_one_frozen_pair() -> None:
     assert {name.rpartition(".")[2] for name in space.params} == {"d", "b"}
 
 
+def test_dora_of_a_row_of_zeros_gives_zero() -> None:
+    model = tiny_model()
+    model.module.model.layers[0].self_attn.q_proj.weight[0] = 0.0
+    layer = install("dora", model).layers["model.layers.0.self_attn.q_proj"]
+    y = layer(torch.randn(3, 4, 32, generator=torch.Generator().manual_seed(0)))
+    assert not y[..., 0].any()
+    assert torch.isfinite(y).all()
+
+
 def test_dora_is_its_equation() -> None:
     model = tiny_model()
     space = install("dora", model)

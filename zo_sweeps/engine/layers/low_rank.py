@@ -146,12 +146,12 @@ class DoraLinear(LowRankLinear):
 
     @torch.no_grad()
     def _norm(self, A: Tensor, B: Tensor, product: Tensor) -> Tensor:
-        """Return ||W + s B A|| per row, [P, out] fp32; `product` is A W^T, [P, r, out]."""
+        """Return ||W + s B A|| per row, above 0, [P, out] fp32; `product` is A W^T, [P, r, out]."""
         cross = product.float().transpose(1, 2)
         A, B, s = A.float(), B.float(), self.scaling
         inner = (2 * s * cross + s * s * (B @ (A @ A.transpose(1, 2)))) * B
         square = self.square + inner.sum(-1)
-        return square.clamp_(min=0).sqrt_()
+        return square.clamp_(min=torch.finfo(square.dtype).tiny).sqrt_()  # a row of zeros has no direction: it gives 0
 
 
 class VeraLinear(PointLinear):

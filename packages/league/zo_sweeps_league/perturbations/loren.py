@@ -17,7 +17,8 @@ START = "loren/a"
 class LOREN(Perturbation):
     """Each row of Z is of N(0, S), S = (damping I + a a^T)^-1, for a matrix [m, n] with a [n]; N(0, 1) elsewhere.
 
-    a follows the score-function gradient of the loss at the points, after each step, from N(0, 1 / n):
+    a follows the score-function gradient of the loss at the points, after each step, from one draw of N(0, 1 / n) that
+    all seeds share:
 
         a <- a - lr_cov mean_k(A_k G_k),   G_k = m a / (damping + ||a||^2) - Z_k^T Z_k a
 
