@@ -347,36 +347,51 @@ def rewards(task: str, row: str) -> list[float]:
     return [metrics["test/metric"] for metrics in best.values()]
 
 
+def reward_pairs(task: str, row: str, other: str) -> list[float]:
+    """The differences of two rows by seed; the untrained model has one value."""
+    return [one - two for one, two in zip(rewards(task, row), cycle(rewards(task, other)), strict=False)]
+
+
+def above(task: str, row: str, other: str = "Zero-shot") -> str:
+    pairs = reward_pairs(task, row, other)
+    ends = interval(pairs, 0.95)
+    assert ends is not None
+    return f"{fmean(pairs):.3f} [{ends[0]:.3f}, {ends[1]:.3f}]".replace("-", "−")
+
+
 def test_the_rewards_are_those_of_their_archives() -> None:
-    tasks, es, released = ("demo_sums", "demo_concise"), "ES at Scale (N=30)", "ES at Scale, as released (N=30)"
-
-    def above(row: str, other: str, on: Sequence[str] = tasks) -> str:
-        found = []
-        for task in on:
-            pairs = [one - two for one, two in zip(rewards(task, row), cycle(rewards(task, other)), strict=False)]
-            ends = interval(pairs, 0.95)
-            assert ends is not None
-            found.append(f"{fmean(pairs):.3f} [{ends[0]:.3f}, {ends[1]:.3f}]")
-        return " and ".join(found).replace("-", "−")
-
+    tasks, zero_shot, best, mezo = ("demo_sums", "demo_concise"), "Zero-shot", "Best of 8, untrained", "MeZO (ZO-Full)"
+    es, released, prge = "ES at Scale (N=30)", "ES at Scale, as released (N=30)", "P-RGE, LoRA-FA (q=4)"
+    trained: list[tuple[str, str]] = []
     for row, *cells in table("LEAGUE", "|                                 | Sums of digits |"):
-        for task, cell in zip(tasks, cells, strict=True):
+        for task, cell, difference in zip(tasks, cells[::2], cells[1::2], strict=True):
             settings = league(f"rewards_{task}").get(row, {})
             if cell == "–":
                 assert len(settings) < 3 or len(rewards(task, row)) < 5, "it has run"
                 continue
             found = rewards(task, row)
-            assert len(found) == (1 if row == "Zero-shot" else 5)
+            assert len(found) == (1 if row == zero_shot else 5)
             spread = f" ± {stdev(found):.3f}" if len(found) > 1 else ""
             assert cell == f"{fmean(found):.3f}{spread}".replace("-", "−")
-            if row not in ("Zero-shot", "Best of 8, untrained"):
-                rates = sorted(settings, key=lambda setting: float(setting[-1].removeprefix("lr ")))
-                assert len(rates) == 3
-                assert len(settings[rates[-1]]) == 5, "the page says that the largest was selected"
+            assert difference == ("" if row == zero_shot else above(task, row))
+            if row in (zero_shot, best):
+                continue
+            trained.append((task, row))
+            assert "[−" not in difference, "the page says that each is above the untrained model"
+            rates = sorted(settings, key=lambda setting: float(setting[-1].removeprefix("lr ")))
+            assert len(rates) == 3
+            assert (len(settings[rates[-1]]) == 5) == (row != prge), "the page says of which the largest was selected"
     words = " ".join(page("LEAGUE").split())
-    for row, other in ((es, "Zero-shot"), (released, "Zero-shot"), (released, es)):
-        assert above(row, other) in words
-    assert above("EGGROLL (q=15)", "Zero-shot", ["demo_sums"]) in words
+    assert f"P-RGE's interval on sums, {above('demo_sums', prge, mezo)}, is one of four" in words
+    assert f"independent is {above('demo_sums', released, es)} and {above('demo_concise', released, es)}." in words
+    assert f"on concise sums, {above('demo_concise', best, mezo)}; on sums" in words
+    assert f"not told apart, {above('demo_sums', best, mezo)}." in words
+    for task, row in trained:
+        if row != mezo:
+            assert fmean(reward_pairs(task, row, mezo)) < 0, "the page says that MeZO's mean is the highest"
+            low, high = interval(reward_pairs(task, row, mezo), 1 - 0.05 / 4) or (1, 1)
+            assert low < 0 < high, "the page says that none is told apart from MeZO"
+    assert sum(task == "demo_sums" and row != mezo for task, row in trained) == 4
 
 
 def test_the_league_s_table_is_that_of_its_archives() -> None:
