@@ -742,6 +742,7 @@ def test_a_search_goes_on_from_one_s_own_archive_on_another_machine(
     status, text = said(capsys, "verify", file, *swept.copies, *conf)
     assert status == 0
     assert "1 trial not run: others of their cell were selected" in text
+    assert "1 trial computed again, with the same weights and scores, 1 that cannot be (–)" in text, "it that diverged"
 
     first = ({*frame[frame["state"] == "SUCCEEDED"]["trial_id"]} - {confirming}).pop()
     with Ledger(here) as stopped:  # before its first step

@@ -94,7 +94,8 @@ def _verified(source: Archive, file: str, findings: Iterable[Finding], to: Conso
     marks |= {Verdict.MISSING: "?", Verdict.WRONG: "WRONG"}
     counts: Counter[Verdict] = Counter()
     for finding in findings:
-        counts[finding.verdict] += 1
+        attests_none = finding.verdict is Verdict.ATTESTED and not finding.trial_id  # trials that never ran
+        counts[finding.verdict] += not attests_none
         say(to, f"{marks[finding.verdict]:5}  {finding.trial_id}{'  ' * bool(finding.trial_id)}{finding.text}")
     proved, rounded, attested, missing, wrong = (counts[verdict] for verdict in marks)
     parts = [f"{counted(proved, 'trial')} computed again, with the same weights and scores"]
