@@ -16,10 +16,11 @@ import zo_sweeps
 from tests.api.conftest import Swept
 from zo_sweeps.cli.main import main
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.engine.layers.low_rank import Vera
 from zo_sweeps.models.identity import DEMO
 from zo_sweeps.models.package import read
 from zo_sweeps.record.journal import JournalStore, evals, scalars
-from zo_sweeps.session.export import rebuilt
+from zo_sweeps.session.export import merge, rebuilt
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.filterwarnings("ignore")]
 ADAPTERS = ("lora_fa", "dora", "vera", "prefix")
@@ -85,6 +86,19 @@ def test_a_merged_model_gives_the_replayed_logits_in_transformers(swept: Swept, 
         "what a day"
     )
     assert sorted(tmp_path.iterdir()) == [folder], "no temporary folder is left"
+
+
+def test_a_pair_that_is_frozen_in_bf16_is_merged_in_fp32() -> None:
+    module = nn.Sequential(nn.Linear(16, 12, dtype=torch.bfloat16))
+    weight = module[0].weight.float()
+    space = Vera(module, ["0"], 4, 0.1, seed=0)
+    (layer,) = space.layers.values()
+    nn.init.constant_(layer.get_parameter("b"), 0.5)
+    with torch.no_grad():
+        merge(layer, layer.base)
+    added = 0.05 * space.B.float() @ space.A.float()
+    torch.testing.assert_close(layer.base.weight, (weight + added).bfloat16(), rtol=2**-8, atol=0)
+    assert added.norm() > 0.1 * weight.norm()
 
 
 def test_a_model_whose_scales_were_trained_is_exported_as_a_package_or_decoded(swept: Swept, tmp_path: Path) -> None:

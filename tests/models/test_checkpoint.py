@@ -96,6 +96,20 @@ def test_no_tokenizer(checkpoint):
     refused(folder, "no tokenizer")
 
 
+@pytest.mark.parametrize(("entry", "named"), [({"quant_method": "gptq"}, "gptq"), ({"bits": 4}, "unnamed")])
+def test_weights_that_another_tool_has_quantized(checkpoint, entry, named):
+    folder = checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": entry}))
+    refused(folder, rf"its weights are stored as codes of another tool \({named}\)")
+
+
+def test_an_adapter_in_the_folder_of_the_model(checkpoint):
+    folder = checkpoint()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    refused(folder, "the folder holds an adapter beside the model")
+
+
 def test_half_a_download(checkpoint):
     folder = checkpoint()
     weights = (folder / "model.safetensors").read_bytes()

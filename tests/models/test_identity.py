@@ -105,6 +105,24 @@ def test_large_files_are_sampled_from_the_first_byte_to_the_last(copy, where, mo
     identity._identify_once.cache_clear()
 
 
+def test_a_change_of_any_tensor_of_a_large_file_is_seen(copy, monkeypatch):
+    monkeypatch.setattr(identity, "WHOLE", 1)
+    monkeypatch.setattr(identity, "BLOCKS", 2)
+    monkeypatch.setattr(identity, "BLOCK", 64)
+    file = copy / "model.safetensors"
+    whole = file.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:start])
+    seen = {fingerprint_model(local(copy))}
+    for entry in (entry for name, entry in header.items() if name != "__metadata__"):
+        first, end = (start + offset for offset in entry["data_offsets"])
+        file.write_bytes(whole[:first] + bytes(byte ^ 1 for byte in whole[first:end]) + whole[end:])
+        identity._identify_once.cache_clear()
+        seen.add(fingerprint_model(local(copy)))
+    assert len(seen) == len(header), "one of each tensor, and the first in place of the metadata"
+    identity._identify_once.cache_clear()
+
+
 def test_random_weights_are_their_shape_and_seed():
     model = make("random_llama")
     same = replace(model, name="other", display="x", precision="bf16", arch=dict(reversed(model.arch.items())))

@@ -18,9 +18,10 @@ from zo_sweeps.core.files import replace_text, replacing
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.space import AdapterFormat, Space
 from zo_sweeps.models import families
+from zo_sweeps.models.checkpoint import ADAPTER
 from zo_sweeps.models.projection import is_transposed
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+WEIGHTS, CONFIG = "adapter_model.safetensors", ADAPTER
 
 
 def save(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # any one of these sets
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"  # peft's
 SHARD = 2**28  # bytes of a file that is written here, at least, except the last
 HEADS = {False: ("ForCausalLM", "LMHeadModel"), True: ("ForMaskedLM",)}  # class name endings, by `Arch.masked`
 
@@ -40,13 +41,23 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
 
     Raises UserError, in one line, if the folder is not a language model that can be loaded without pickle: no folder,
     missing or broken config.json, neither a causal nor a masked LM, an unknown family, missing or incomplete weights,
-    weights of another number of layers, no tokenizer. Cost: a few kilobytes read per file.
+    weights of another number of layers, no tokenizer, weights that another tool has quantized, or an adapter beside
+    them, which transformers would apply. Cost: a few kilobytes read per file.
     """
     folder = folder_at(path, "model.path")
     where = str(path)
     if not folder.is_dir():
         raise UserError(f"no such folder: {path}", where="model.path", fix="give the folder that holds config.json")
     config = _read_config(folder, where)
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        fix = "use the model that is not quantized, with precision=..."
+        raise UserError(
+            f"its weights are stored as codes of another tool ({method or 'unnamed'})", where=where, fix=fix
+        )
+    if (folder / ADAPTER).is_file():
+        fix = "merge it into the weights, or move it out of the folder"
+        raise UserError(f"the folder holds an adapter beside the model ({ADAPTER})", where=where, fix=fix)
     arch = _describe(config, where)
     files = _weight_files(folder, where)
     if not any(all((folder / name).is_file() for name in names) for names in TOKENIZER_FILES):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -127,6 +127,7 @@ NOT_IDENTITY = ("_name_or_path", "transformers_version")  # of config.json: wher
 WHOLE = 256 * 2**20  # files up to this size are hashed whole
 GGUF_HEADER = 64 * 2**20  # of a larger GGUF file: bytes at its start, with the tokenizer
 BLOCK, BLOCKS = 64 * 2**10, 64  # larger files: bytes per block, and evenly spaced blocks that are hashed
+PART = 4096  # and of each tensor of safetensors: bytes of its start, its middle and its end
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def fingerprint_model(model: Model) -> str:
 
     local, demo: "local:" + SHA-256 over config.json, the tokenizer's files, ends of a text that generation_config.json
     alone names, and name, size, header and content of each weight file (above 256 MiB: 64 evenly spaced blocks of 64
-    KiB). hub: "hf:<id>@<revision>". random: "random:" + hash of `arch`, `seed` and the demo tokenizer that it is used
+    KiB, and of each tensor the first, middle and last 4 KiB). hub: "hf:<id>@<revision>". random: "random:" + hash of `arch`, `seed` and the demo tokenizer that it is used
     with. A package: "package:" + its own fingerprint. A GGUF file: "gguf:" + SHA-256 of the file (above 256 MiB: of its
     size, its first 64 MiB and such blocks).
 
@@ -370,7 +371,7 @@ def _identify_file_once(file: Path, size: int, stamp: int) -> str:
 
 
 def _content(file: Path) -> bytes:
-    """Return SHA-256 of a weight file: of the whole file, or of header and evenly spaced blocks if it is large."""
+    """Return SHA-256 of a weight file: of the whole file, or if it is large of its header and parts of all of it."""
     total, digest = file.stat().st_size, hashlib.sha256()
     with file.open("rb") as stream:
         if total <= WHOLE:
@@ -379,8 +380,22 @@ def _content(file: Path) -> bytes:
             return digest.digest()
         start = stream.read(8)
         header = GGUF_HEADER if start.startswith(b"GGUF") else int.from_bytes(start, "little")
-        digest.update(start + stream.read(header))
-        for i in range(BLOCKS):
-            stream.seek(i * (total - BLOCK) // (BLOCKS - 1))
-            digest.update(stream.read(BLOCK))
+        head = stream.read(header)
+        digest.update(start + head)
+        parts = [(i * (total - BLOCK) // (BLOCKS - 1), BLOCK) for i in range(BLOCKS)]
+        if not start.startswith(b"GGUF"):
+            parts += _parts(head)
+        for place, size in parts:
+            stream.seek(place)
+            digest.update(stream.read(size))
     return digest.digest()
+
+
+def _parts(header: bytes) -> Iterator[tuple[int, int]]:
+    """Yield place and size of the start, the middle and the end of each tensor of a safetensors file."""
+    values = 8 + len(header)
+    tensors = {name: entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"}
+    for first, end in tensors.values():
+        size = min(PART, end - first)
+        for place in (first, (first + end - size) // 2, end - size):
+            yield values + place, size

@@ -141,9 +141,20 @@ def _pretrained(
             **where,
         )
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **where)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"cannot load {folder}: {reason}", where="model.path") from error
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        ImportError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as e:
+        reason = next((line for line in str(e).splitlines() if line.strip()), "")
+        raise UserError(f"cannot load {folder}: {reason} ({type(e).__name__})", where="model.path") from e
     if codes is not None:
         from zo_sweeps.models.load_codes import MISSHAPEN
 

@@ -174,8 +174,8 @@ class VeraLinear(PointLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         d, b = self.held("d").to(x.dtype), self.held("b").to(x.dtype)
-        h = grouped(F.linear(x, self.A), d.shape[0])
-        y = F.linear(h * d.unsqueeze(1), self.B) * b.unsqueeze(1)
+        h = grouped(F.linear(x, self.A.to(x.dtype)), d.shape[0])
+        y = F.linear(h * d.unsqueeze(1), self.B.to(x.dtype)) * b.unsqueeze(1)
         base: Tensor = self.base(x)
         return base + ungrouped(y, x)
 
