@@ -32,6 +32,7 @@ from zo_sweeps.core.events import (
 )
 from zo_sweeps.core.trial import Outcome, StoredConfig, Trial, TrialState
 from zo_sweeps.devices.peak_memory import set_aside
+from zo_sweeps.engine.layers import low_rank
 from zo_sweeps.engine.updates.sgd import SGD
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import scalars
@@ -261,6 +262,24 @@ def test_a_trial_after_one_that_moved_the_weights_is_as_in_a_fresh_process(undis
     scores, log = json.loads(fresh.stdout.splitlines()[-1])
     assert scores == here["scores"]
     assert log == json.loads(json.dumps(here["log"]))
+
+
+def test_a_trial_after_one_that_ended_while_its_layers_were_replaced_is_as_in_a_fresh_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trials = [make(*words, "train.steps=2") for words in (["method=mezo", "update.lr=1e-3"], ["update.lr=0.1"])]
+    before, made = [measured(*run(trial)) for trial in trials], iter(range(3))
+
+    def full(self: low_rank.LowRankLinear, *args: Any) -> None:
+        if next(made) == 2:
+            raise torch.cuda.OutOfMemoryError("no room")
+        begun(self, *args)
+
+    begun = low_rank.LowRankLinear.__init__
+    with monkeypatch.context() as patch:
+        patch.setattr(low_rank.LowRankLinear, "__init__", full)
+        assert run(trials[1])[0].state is TrialState.OUT_OF_MEMORY
+    assert [measured(*run(trial)) for trial in trials] == before
 
 
 def test_an_error_is_an_outcome_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

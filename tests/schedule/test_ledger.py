@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -159,3 +161,25 @@ def test_the_ledger_of_ten_thousand_finished_trials_is_read_whole_and_is_small(t
     with Ledger(tmp_path) as ledger:
         assert len(ledger.outcomes) == 10_000
     assert path.stat().st_size < 10_000 * 1000
+
+
+def test_a_folder_that_could_not_be_opened_is_not_locked(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(UserError, match="cannot write to the state folder"):
+            Ledger(tmp_path)
+    with Ledger(tmp_path) as ledger:
+        ledger.write("a", TrialState.SUCCEEDED, outcome=DONE)
+    path = tmp_path / "ledger.jsonl"
+    whole = path.read_text()
+    path.write_text(whole.replace("SUCCEEDED", "PREEMPTED") + whole)
+    line = r"a line that this version cannot read \(ValueError: 'PREEMPTED'.* in .*ledger.jsonl:1; delete that line"
+    for opened in (Ledger, read_standing):
+        with pytest.raises(UserError, match=line):
+            opened(tmp_path)
+    path.write_text(whole)
+    with Ledger(tmp_path) as ledger:
+        assert ledger.states == {"a": TrialState.SUCCEEDED}

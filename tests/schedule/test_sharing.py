@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import REPO
 from tests.plan.common import named
-from tests.run.common import make, measured, run
+from tests.run.common import Events, make, measured, run
 from tests.schedule.driver import sweep
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, PeerLost, PeersReady, ScoredDev, Start
@@ -39,6 +39,21 @@ TRIALS = {
     "rows": ["method=mezo", "estimator.q=1", "train.batch=4", "evaluation.parts=2", "update.lr=1e-4", "train.steps=4"],
     "sensitive": ["method=sensitive", "space.source=task", "estimator.q=2", "update.lr=1e-3", "train.steps=3"],
 }
+
+
+class Signalled:
+    """A peer whose process gets a SIGINT with each question."""
+
+    def __init__(self, peer: ProcessPeer) -> None:
+        self._peer = peer
+
+    def ask(self, message: bytes) -> None:
+        assert self._peer._process.pid
+        self._peer.ask(message)
+        os.kill(self._peer._process.pid, signal.SIGINT)
+
+    def answer(self, timeout: float) -> bytes | None:
+        return self._peer.answer(timeout)
 
 
 def result(state: Path, trial: Trial) -> tuple[dict[str, Any], dict[str, float], list[Event]]:
@@ -126,6 +141,22 @@ def test_a_killed_process_changes_nothing_when_its_directions_are_done_again(alo
     assert (found.metrics["peers_lost"], found.metrics["directions_redone"]) == (1, 1)
     (lost,) = [event for event in journal if isinstance(event, PeerLost)]
     assert lost.reason == "a peer's process ended (exit code -9)"
+
+
+def test_a_signal_to_all_processes_of_a_terminal_is_left_to_the_one_that_leads(alone: Any) -> None:
+    trial, expected = alone("lora_fa")
+    peer = ProcessPeer("zo_sweeps.run.run_trial:run_trial", trial, [], 1)
+    try:
+        assert peer._process.pid
+        for number in (signal.SIGINT, signal.SIGTERM):  # also before it has run a line of its own
+            os.kill(peer._process.pid, number)
+        events = Events()
+        sharing = Sharing([Signalled(peer)], ["here"], drop=True, patience=PATIENCE)
+        found = run_trial(trial, events, [], 1, lambda: False, sharing=sharing)
+    finally:
+        peer.close()
+    assert measured(found, events) == expected
+    assert found.metrics["peers_lost"] == 0
 
 
 @pytest.mark.chaos  # tests/engine/test_peers.py drops directions of threads that die

@@ -17,6 +17,7 @@ from zo_sweeps.core.trial import COSTS, ENERGY, Outcome, Trial, TrialState
 from zo_sweeps.devices.energy import EnergyMeter, Load
 from zo_sweeps.engine.loss_noise import noise_to_signal
 from zo_sweeps.engine.train import Evaluated, Scores, StepDone
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import scalars
 from zo_sweeps.record.spent import spent
 
@@ -200,12 +201,14 @@ class Recorder:
             )
             metrics["mean_seconds_per_step"] = seconds / done
             tokens = sum(report.tokens for report in self._reports)
-            metrics["tokens_per_second"] = tokens / seconds if seconds else 0.0
+            if tokens and seconds:  # other processes' tokens are not counted
+                metrics["tokens_per_second"] = tokens / seconds
             metrics |= spent(self._reports, done)
         for name, worst in (("battery_percent", min), ("battery_celsius", max)):
             if values := [event.values[name] for event in self._readings if name in event.values]:
                 metrics[name] = worst(values)
-        if dropped := sum(math.isnan(g) for line in self.coefs for g in line):
+        of_directions = 2 if TrialConfig.of(self.trial.config).estimator.gives else 1  # of which part a line is
+        if dropped := sum(math.isnan(g) for line in self.coefs for g in line[: len(line) // of_directions]):
             metrics["directions_dropped"] = float(dropped)
         if self.lost:
             metrics["updates_lost"] = statistics.fmean(self.lost.values())

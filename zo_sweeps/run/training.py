@@ -37,7 +37,11 @@ class ZerothOrderRunner(Runner):
         """Load the model of a trial that another process leads; return its installed space, and what answers it."""
         bench.load()
         space, seed = bench.install(), bench.config.seed
-        one = Follower(bench.method(), bench.model, space, bench.losses(space), bench.rates(), seed=seed)
+        try:
+            one = Follower(bench.method(), bench.model, space, bench.losses(space), bench.rates(), seed=seed)
+        except BaseException:
+            space.uninstall()
+            raise
         return space, one.answer
 
     def run(self) -> None:

@@ -239,6 +239,7 @@ class Workbench:
                     param.data = param.data.to(own.dtype)
         layers = self.model.layers_of(space)
         mask = self._mask(layers) if space.needs_gradients else None
+        warm.dirty = True  # until all is well: an error midway leaves some of the layers replaced
         installed = space.install(self.model.module, layers, self.config.seed, mask)
         if not any(param.numel() for param in installed.params.values()):
             raise UserError(f"space {space.name!r} trains no parameter of this model", fix="use other space.targets")
@@ -250,6 +251,7 @@ class Workbench:
             self.began_elsewhere = self.recorder.began_with(ComputedInitial(fingerprint=here)) != here
             if self.began_elsewhere:
                 self.recorder.say("initial", OTHER_START.format(space=space.name))
+        warm.dirty = space.moves_base
         return installed
 
     def agreed(self, space: InstalledSpace) -> bytes:
@@ -444,7 +446,8 @@ class Workbench:
         """Return the first mask and the function that computes later ones. A log continues only over its own mask."""
         loaded = lambda: self.model
         plain = self._plain if self.config.precision.coded else loaded
-        mask, here = sensitive_mask(self.config, loaded, plain, layers, self.splits.train, self.evaluated)
+        rows = () if self.config.space.of_text else self.splits.train
+        mask, here = sensitive_mask(self.config, loaded, plain, layers, rows, self.evaluated)
         self.model = base_model(self.config, self.warm_key, self.devices)  # the same, if `_plain` was not called
         computed = ComputedMask(fingerprint=here, entries=sum(map(len, mask.masks.values())))
         if (began := self.recorder.began_with(computed)) != here:

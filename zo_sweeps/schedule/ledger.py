@@ -13,7 +13,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,8 +118,7 @@ class Standing:
 def read_standing(state_dir: Path) -> Standing:
     """Read the ledger of `state_dir` without taking the lock, for `status` and `table`. Empty if there is none."""
     standing = Standing()
-    for entry, _ in _entries(state_dir / FILE):
-        standing.apply(entry)
+    _apply(state_dir / FILE, standing)
     return standing
 
 
@@ -156,31 +155,27 @@ class Ledger(Standing):
     def __init__(self, state_dir: Path, sweep_id: str = "") -> None:
         super().__init__()
         self._path, self._sweep_id = state_dir / FILE, sweep_id
-        try:
-            state_dir.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-            if not _take(self._lock):
-                os.close(self._lock)
-                raise UserError(
-                    f"another sweep ({driver_of(state_dir) or 'just ended'}) is using the state folder {state_dir}",
-                    fix="wait for it, stop it with Ctrl-C, or use another folder",
-                )
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-            _sync_folder(state_dir)
-        except OSError as error:
-            what = f"cannot write to the state folder {state_dir}: {error.strerror}"
-            raise UserError(what, fix="use state_dir=FOLDER") from error
-        self._size = 0
-        try:
-            for entry, end in _entries(self._path):
-                self.apply(entry)
-                self._size = end
-        except UserError:
-            self.close()
-            raise
-        os.ftruncate(self._file, self._size)  # a line torn by a kill or a full disk
+        with ExitStack() as on_error:
+            try:
+                state_dir.mkdir(parents=True, exist_ok=True)
+                self._lock = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+                on_error.callback(os.close, self._lock)
+                if not _take(self._lock):
+                    raise UserError(
+                        f"another sweep ({driver_of(state_dir) or 'just ended'}) is using the state folder {state_dir}",
+                        fix="wait for it, stop it with Ctrl-C, or use another folder",
+                    )
+                os.ftruncate(self._lock, 0)
+                os.pwrite(self._lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+                on_error.callback(os.close, self._file)
+                _sync_folder(state_dir)
+                self._size = _apply(self._path, self)
+                os.ftruncate(self._file, self._size)  # a line torn by a kill or a full disk
+            except OSError as error:
+                what = f"cannot write to the state folder {state_dir}: {error.strerror}"
+                raise UserError(what, fix="use state_dir=FOLDER") from error
+            on_error.pop_all()
         for trial_id, state in self.states.items():
             if state is TrialState.RUNNING:  # its driver is dead: the trial was interrupted, it did not fail
                 self.states[trial_id] = TrialState.PENDING
@@ -237,18 +232,21 @@ class Ledger(Standing):
         self.close()
 
 
-def _entries(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the complete lines of a ledger, each with the offset of its end; a torn last line is left out."""
-    lines = read_objects(path)
+def _apply(path: Path, standing: Standing) -> int:
+    """Apply the complete lines of a ledger; return the offset of their end. A torn last line is left out."""
+    lines, size = read_objects(path), 0
     for entry, end in lines:
-        if entry is not None:
-            yield entry, end
-        elif end != lines[-1][1]:  # a crash of the machine may leave garbage in the last line only
-            raise UserError(
-                "a line that is not JSON",
-                where=f"{path}:{line_number(path, end)}",
-                fix="delete that line; its trial is run again unless another line ends it",
-            )
+        why = "a line that is not JSON" if entry is None else ""
+        try:
+            if entry is not None:
+                standing.apply(entry)
+                size = end
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why = f"a line that this version cannot read ({type(error).__name__}: {error})"
+        if why and (entry is not None or end != lines[-1][1]):  # a crash may leave garbage in the last line only
+            fix = "delete that line; its trial is run again unless another line ends it"
+            raise UserError(why, where=f"{path}:{line_number(path, end)}", fix=fix)
+    return size
 
 
 def _take(lock: int) -> bool:

@@ -621,3 +621,21 @@ def test_a_revoked_key_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     one._take.side_effect = lambda _: agent.Agent._refused_of(one, link.HeadRefusedError(403, Refusal("revoked")))
     assert agent.Agent.run(one) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_head_that_puts_off_some_of_the_leases_hears_of_the_others_next() -> None:
+    spools = {name: SimpleNamespace(lease=name) for name in "abcd"}
+    one = MagicMock(_spools=spools, _quiet_until=0.0)
+    heard: list[str] = []
+
+    def send(spool: Any) -> None:
+        if len(heard) % 4 == 3:
+            heard.append("")
+            raise link.UnreachableError("too many requests")
+        heard.append(spool.lease)
+
+    one._send_one, one._backoff.wait.return_value = send, 0.0
+    for _ in range(4):
+        one._quiet_until = 0.0
+        agent.Agent._send(one)
+    assert "".join(heard) == "abcdabcdabcd"

@@ -22,6 +22,7 @@ from zo_sweeps.methods.executor import Executor
 from zo_sweeps.schedule.placement import Node, refusal
 from zo_sweeps_agent import agents, leases
 from zo_sweeps_agent.agent_facts import Note
+from zo_sweeps_agent.agent_records import set_aside
 from zo_sweeps_agent.agents import LeaseLostError, Proxies
 from zo_sweeps_agent.leases import Store
 from zo_sweeps_agent.ray_agents import ClusterAgents
@@ -106,6 +107,38 @@ def test_a_proxy_that_is_started_again_goes_on(store: Store, tmp_path: Path) -> 
     proxied(tmp_path, first)
     send(store, 2, END, outcome=DONE)
     proxied(tmp_path, second)
+
+
+def test_whatever_hinders_a_lease_is_the_attempts_error(store: Store, tmp_path: Path) -> None:
+    async def script(proxies: Proxies) -> None:
+        await begin(proxies, replace(TRIAL, config=StoredConfig({"model": 7})))
+        _, outcome, _ = await proxies.drain("t", 1, 0, 5)
+        assert outcome is not None
+        assert (outcome["state"], "Error: " in outcome["error"]) == ("FAILED", True)
+
+    proxied(tmp_path, script)
+
+
+def test_a_store_that_was_set_aside_is_left_and_its_attempts_are_lost(store: Store, tmp_path: Path) -> None:
+    async def script(proxies: Proxies) -> None:
+        await begin(proxies)
+        send(store, 0, START)
+        assert len((await proxies.drain("t", 1, 0, 5))[0]) == 1
+        store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store.close()
+        path = tmp_path / leases.FILE
+        path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192)
+        set_aside(path, lambda line: None)
+        new = Store(path)
+        new.restore()
+        new.join("board", FACTS, {}, "")
+        with pytest.raises(LeaseLostError, match="set its damaged store aside"):
+            await proxies.drain("t", 1, 1, 60)
+        await asyncio.wait_for(begin(proxies, replace(TRIAL, trial_id="again")), 60)
+        assert [one.trial_id for one in new.open_leases()] == ["again"]
+        new.close()
+
+    proxied(tmp_path, script)
 
 
 def test_a_locked_store_is_waited_for(store: Store, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ class _Held:
     lease: str = ""
     refused: str = ""
     error: str = ""
+    lost: str = ""
 
 
 class Proxies:
@@ -100,6 +101,7 @@ class Proxies:
     def __init__(self, store: str, driver: str) -> None:
         self._path, self._driver = Path(store), driver
         self._opened: Store | None = None  # at first use: an actor of Ray whose constructor fails is dead for good
+        self._inode = 0
         self._held: dict[tuple[str, int], _Held] = {}
         self._standing: dict[str, Lease] = {}
         self._clients: set[str] = set()  # leases of agents that are clients of trials
@@ -115,9 +117,19 @@ class Proxies:
                 store = Store(self._path, busy_seconds=BUSY_SECONDS)
             except UserError as error:
                 raise sqlite3.OperationalError(str(error)) from None
-            self._held = {(one.trial_id, one.attempt): _Held(one.id) for one in store.of_driver(self._driver).values()}
-            self._opened = store
+            known = store.of_driver(self._driver)
+            for held in self._held.values():
+                if held.lease and held.lease not in known:
+                    held.lost = "the gateway has set its damaged store aside, with this lease"
+            self._held = {(one.trial_id, one.attempt): _Held(one.id) for one in known.values()} | self._held
+            self._opened, self._inode = store, self._path.stat().st_ino
         return self._opened
+
+    def _reopen(self) -> None:
+        """Open the store anew if the gateway has made another one at its place."""
+        if self._opened is not None and self._path.stat().st_ino != self._inode:
+            self._opened, self._seen = None, -1  # a call in another thread may still use the old one
+            self._store.version()
 
     async def run(
         self,
@@ -150,8 +162,8 @@ class Proxies:
                 await self._tell(held, lambda lease: self._store.give_up(lease, "its driver gave it up"))
         except RefusedError as error:
             held.refused = str(error)
-        except UserError as error:
-            held.error = f"UserError: {error}"
+        except Exception as error:  # whatever it is, the driver waits for it
+            held.error = f"{type(error).__name__}: {error}"
 
     async def drain(self, trial_id: str, attempt: int, cursor: int, wait: float) -> Drained:
         """Return events from number `cursor` on, the outcome (with the last events), and whether to avoid the agent.
@@ -173,6 +185,8 @@ class Proxies:
             return [], None, False
 
     def _drained(self, trial_id: str, held: _Held, cursor: int) -> Drained:
+        if held.lost:
+            raise LeaseLostError(held.lost)
         if held.error:
             return _failed(trial_id, held.error)
         if held.refused:
@@ -278,7 +292,9 @@ class Proxies:
     def _has_news(self, key: tuple[str, int], cursor: int) -> bool:
         held = self._held.get(key, _Held())
         lease = self._standing.get(held.lease)
-        return bool(held.refused or held.error or (lease and (lease.state != OPEN or lease.received > cursor)))
+        return bool(
+            held.refused or held.error or held.lost or (lease and (lease.state != OPEN or lease.received > cursor))
+        )
 
     def _watch(self) -> None:
         """Start the loop that looks at the store, at the first call: before, there is no loop to start it in."""
@@ -288,7 +304,8 @@ class Proxies:
     async def _loop(self) -> None:
         stamped = 0.0
         while True:
-            with contextlib.suppress(sqlite3.Error):  # a full disk, or a store that is busy: later
+            with contextlib.suppress(sqlite3.Error, OSError):  # a full disk, or a store that is busy: later
+                self._reopen()
                 if time.monotonic() - stamped > STAMP_SECONDS:
                     self._seen = -1  # an agent may have gone offline
                     await asyncio.to_thread(self._store.drive, self._driver)

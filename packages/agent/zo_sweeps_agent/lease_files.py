@@ -32,14 +32,14 @@ def lease_files(config: TrialConfig) -> list[StoredFile]:
     Raises UserError for a folder or a data set that is not on this machine. Cost: one read of each, once per process.
     """
     listed: list[StoredFile] = []
-    for of, name, path in _paths(config):
-        try:
+    try:
+        for of, name, path in _paths(config):
             stat = path.stat()
             digest = _digest(path, stat.st_size, stat.st_mtime_ns)
-        except OSError as error:
-            what = f"an agent needs {path}, which is not on the head ({error.strerror})"
-            raise UserError(what, fix="copy it there, to the same path") from None
-        listed.append(StoredFile(of, name, digest, stat.st_size, str(path), stat.st_mtime_ns))
+            listed.append(StoredFile(of, name, digest, stat.st_size, str(path), stat.st_mtime_ns))
+    except OSError as error:
+        what = f"an agent needs {error.filename}, which is not on the head ({error.strerror})"
+        raise UserError(what, fix="copy it there, to the same path") from None
     return listed
 
 

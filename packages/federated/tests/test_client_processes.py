@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -77,7 +78,9 @@ class Lost:
         raise PeerLostError("it has ended")
 
 
-def served(trial: Trial, peers: Sequence[Any], journal: Sequence[Event] = ()) -> tuple[Outcome, list[Event]]:
+def served(
+    trial: Trial, peers: Sequence[Any], journal: Sequence[Event] = (), *, drop: bool = False
+) -> tuple[Outcome, list[Event]]:
     """`trial` led here, with a client behind each peer, from where `journal` ends; (outcome, journal after it)."""
 
     class Sink(list[Event]):
@@ -85,7 +88,7 @@ def served(trial: Trial, peers: Sequence[Any], journal: Sequence[Event] = ()) ->
             self.append(event)
 
     events = Sink(journal)
-    sharing = Sharing(peers, ["here"] * len(peers), drop=False, patience=PATIENCE)
+    sharing = Sharing(peers, ["here"] * len(peers), drop=drop, patience=PATIENCE)
     return run_trial(trial, events, list(journal), 1, lambda: False, sharing=sharing), events
 
 
@@ -105,6 +108,29 @@ def test_a_process_per_client_gives_the_result_of_simulated_ones_also_when_one_i
     found, journal = served_with_one_killed(trial)
     assert measured(found, journal) == measured(*run(trial)), "the first process has all rows, and evaluates its part"
     assert (found.metrics["peers_lost"], found.metrics["clients_left_out"]) == (1, 0)
+
+
+def test_a_round_in_which_all_clients_are_lost_is_no_divergence() -> None:
+    trial = make(*SHARED)
+    found, _ = served(trial, [Lost()] * CLIENTS, drop=True)
+    assert found.state is TrialState.FAILED
+    assert "no client of the round of step 1 has answered" in found.error
+    found, journal = served(trial, [Lost()] * CLIENTS)
+    assert measured(found, journal) == measured(*run(trial)), "where all rows are here, they are simulated"
+
+
+def test_a_mask_of_text_needs_no_rows_of_clients(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": "a film that is good and long enough to be read " * 8}) + "\n" for _ in range(8))
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "c4_sample.jsonl").write_text(rows)
+    mask = [f"space.{word}" for word in ("source=text", "samples=4", "length=16", "density=0.01")]
+    following = Following(make(*SHARED, *client_files(tmp_path, CLIENTS), "space=sensitive", *mask), [])
+    try:
+        client = Federated(clients=CLIENTS, present=2).members(3, 1)[0]
+        losses = received(following.answer(struct.pack("<I", client)))
+    finally:
+        following.leave()
+    assert len(losses) == 2 * Q
 
 
 @pytest.mark.long

@@ -499,6 +499,18 @@ def test_the_first_round_waits_for_clients_that_are_slow_and_for_none_that_is_lo
     script = [(b"x",), (None, None, b"x"), (None, "gone"), (b"y",)]
     team = ClientTeam([Scripted(*one) for one in script], agreed=b"x", patience=0.0, on_loss=lost.append)
     assert team.begin(lambda: False) == 2
-    assert lost == ["gone", "its fingerprint is b'y', the leader's is b'x'"]
+    assert sorted(lost) == ["gone", "its fingerprint is b'y', the leader's is b'x'"]
     asked = iter([False, True])
-    assert ClientTeam([Scripted(None), Scripted()], agreed=b"x").begin(lambda: next(asked)) == 0
+    team = ClientTeam([Scripted(None), Scripted(None), Scripted(b"x")], agreed=b"x")
+    assert team.begin(lambda: next(asked)) == 1, "also behind those that are not"
+
+
+def test_a_client_that_declines_late_or_when_all_is_done_is_named_with_its_reason() -> None:
+    lost: list[str] = []
+    no, weights = declined("its rows are gone"), bytes(range(32))
+    script = [(b"x", no), (b"x", None, no), (b"x", weights)]
+    team = ClientTeam([Scripted(*one) for one in script], agreed=b"x", patience=0.0, on_loss=lost.append)
+    assert team.begin(lambda: False) == 3
+    assert [team.answers([1], [])[0], team.answers([1], [])[0]] == [None, None]
+    assert team.weights([]) == {2: weights.hex()}
+    assert lost == [f"client {number}: it takes no part: its rows are gone" for number in (1, 0)]

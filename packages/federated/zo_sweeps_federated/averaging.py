@@ -69,4 +69,5 @@ def _together(of_step: Sequence[StepDone]) -> StepDone:
     """Return the step that clients have taken, each its own."""
     loss = math.fsum(one.loss for one in of_step) / len(of_step)
     seconds, tokens = sum(one.seconds for one in of_step), sum(one.tokens for one in of_step)
-    return StepDone(of_step[0].step, loss, (), seconds, tokens, joules=sum(one.joules for one in of_step))
+    joules, lost = sum(one.joules for one in of_step), math.fsum(one.lost for one in of_step) / len(of_step)
+    return StepDone(of_step[0].step, loss, (), seconds, tokens, lost, joules)

@@ -237,7 +237,8 @@ class ClientTeam(Team):
         while (missing := [one for one in self._members if not one.ready]) and time.monotonic() < end:
             if should_stop():
                 break
-            self._heard(missing[0], time.monotonic() + 1.0)
+            for one in missing:
+                self._heard(one, time.monotonic() + 1.0 / len(missing))
         return sum(one.ready for one in self._members)
 
     def answers(self, members: Sequence[int], log: Sequence[Sequence[float]]) -> list[bytes | None]:
@@ -246,7 +247,9 @@ class ClientTeam(Team):
         for number in members:
             member = self._clients[number]
             if member in self._members and member.waiting:
-                self._heard(member, 0.0)  # discard a late answer to an earlier round
+                late = self._heard(member, 0.0)  # to an earlier round
+                if late is not None:
+                    self._takes_part(number, late)
             if member in self._members and not member.waiting:
                 message = coefficients(log[member.sent :])
                 self.down += len(message)
@@ -263,7 +266,17 @@ class ClientTeam(Team):
         up, down = self.up, self.down
         answers = self.answers(range(len(self._clients)), log)
         self.up, self.down = up, down
-        return {number: answer.hex() for number, answer in enumerate(answers) if answer is not None}
+        there = [(number, answer) for number, answer in enumerate(answers) if answer is not None]
+        return {number: answer.hex() for number, answer in there if self._takes_part(number, answer)}
+
+    def _takes_part(self, number: int, answer: bytes) -> bool:
+        """Return whether an answer is none of a client that declines, which is expelled."""
+        try:
+            received(answer)
+        except ValueError as error:
+            self.expel(number, str(error))
+            return False
+        return True
 
     def expel(self, number: int, why: str) -> None:
         """Take no more answers of a client that does not keep to the protocol."""

@@ -28,6 +28,8 @@ class FederatedAveraging(OfClients, FirstOrder):
         """Yield the problems of rows that are divided among clients, and of evaluations within a round."""
         yield from super().problems(config)
         train = config.train
+        if self.mixed_precision:
+            yield "method.mixed_precision lowers its loss scale from step to step, which a client's round begins anew"
         if train.eval_every % self.local_steps and train.eval_every < train.steps:
             several = f"train.eval_every={train.eval_every} is no multiple of method.local_steps={self.local_steps}"
             yield f"{several}: weights are averaged, and can be scored, at the end of a round"

@@ -152,12 +152,13 @@ class Rounds(ZerothOrderRunner):
             else:
                 answers = self._clients.answers([client for _, client in members], recorder.coefs[: first - 1])
                 losses = [self._checked(local, first, *one) for one in zip(members, answers, strict=True)]
-                alone = kind.files or kind.noise  # nobody else has its rows, or noise that nobody knows
-                if losses.count(None) == len(losses) and alone:
+                # Nobody speaks for one whose rows, or whose noise, nobody else has.
+                left_out = kind.files or kind.noise or (self.sharing is not None and self.sharing.drop)
+                if losses.count(None) == len(losses) and left_out:
                     raise UserError(
                         f"no client of the round of step {first} has answered", fix="see what each of them said"
                     )
-                if alone or (self.sharing is not None and self.sharing.drop):
+                if left_out:
                     self._left_out += losses.count(None)
                 else:
                     of = partial(simulated, first, state)

@@ -7,10 +7,12 @@ import gc
 import importlib
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,6 +35,7 @@ from zo_sweeps.schedule.backend import (
 from zo_sweeps.schedule.placement import of_weights, processes
 
 END_SECONDS = 5.0
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ProcessPeer:
@@ -44,7 +47,12 @@ class ProcessPeer:
         module = target.partition(":")[0]
         arguments = (theirs, module, trial.to_json(), list(journal), threads)
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
+        resource_tracker.ensure_running()  # which unblocks signals, where `start` would start it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # the process has them blocked, until it ignores them
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
     def ask(self, message: bytes) -> None:
@@ -67,6 +75,9 @@ class ProcessPeer:
 
 
 def _serve(pipe: Connection, module: str, trial: dict[str, Any], journal: list[Event], threads: int) -> None:
+    for number in STOPS:  # Ctrl-C reaches this process too, and the leader's step needs it
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     import torch
 

@@ -392,6 +392,8 @@ class Agent:
             try:
                 self._send_one(spool)
                 self._backoff.reset()
+                if self._spools.pop(spool.lease, None) is spool:
+                    self._spools[spool.lease] = spool  # its next turn is after the others', which the head may put off
             except UnreachableError as error:
                 self._quiet_until = time.monotonic() + self._backoff.wait(error)
                 return
