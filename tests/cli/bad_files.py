@@ -51,6 +51,11 @@ ROWS = [  # task, the file's third line, what is wrong with it
     ("sst2", b'{"sentence": "a", "label": [1]}', "label [1] is not one of 0, 1"),
     ("sst2", b'{"sentence": "a", "label": {}}', "label {} is not one of 0, 1"),
     ("sst2", b'{"sentence": "a", "label": "\\ud800"}', "label '\\ud800' is not one of 0, 1"),
+    (
+        "sst2",
+        b'{"sentence": "a \xed\xa0\xbd\xed\xb8\x80 b", "label": 1}',
+        "not a JSON line ('utf-8' codec can't decode",
+    ),
     ("sst2", b'{"sentence": "a \\ud800 b", "label": 1}', "half of a surrogate pair in field 'sentence'"),
     ("sst2", b'{"sentence": "a \\uDE00\\ud83d b", "label": 1}', "half of a surrogate pair in field 'sentence'"),
     ("sst2", b'{"sentence": ["\\udfff"], "label": 1}', "half of a surrogate pair in field 'sentence'"),

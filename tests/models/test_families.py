@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from tests.run.common import make
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.devices.estimate import Batches, ForwardRows, memory_by_part
 from zo_sweeps.engine.evaluate import out_of_place
@@ -28,12 +29,14 @@ from zo_sweeps.methods.kinds.zo import ZerothOrder
 from zo_sweeps.methods.parts import Model
 from zo_sweeps.methods.points import NoiseKey, Point
 from zo_sweeps.methods.space import FullModel, LayerSpace, Space
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import adapters
 from zo_sweeps.models.causal import CausalModel
 from zo_sweeps.models.families import describe, names
 from zo_sweeps.models.identity import status
 from zo_sweeps.models.load import load
 from zo_sweeps.models.projection import features, is_projection
+from zo_sweeps.plan.compatible import check_model
 
 pytestmark = pytest.mark.unit
 
@@ -503,6 +506,18 @@ def test_a_model_that_cannot_be_served_says_why_in_one_line(config: dict[str, An
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whether_the_full_space_needs_points_in_place_is_said_with_the_reason(name: str) -> None:
     assert ("rel_embeddings.weight is read" in describe(FAMILIES[name]).no_full) == (name in ONE_POINT)
+
+
+def test_an_update_that_compares_steps_needs_a_model_that_is_evaluated_beside_its_weights() -> None:
+    words = ("update=conservative", "update.lr=1e-3", "estimator.q=1", "evaluation.restore=in_place")
+    config = TrialConfig.of(make("method=mezo", *words).config)
+    seen = status(config.model)
+    check_model(config, seen)
+    assert seen.arch is not None
+    only_in_place = replace(seen, arch=replace(seen.arch, no_full="its table is read elsewhere"))
+    with pytest.raises(UserError, match=r"update=conservative compares steps .* cannot: its table is read elsewhere;"):
+        check_model(config, only_in_place)
+    check_model(replace(config, update=SGD()), only_in_place)
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ONE_POINT])

@@ -278,6 +278,8 @@ def test_every_wrong_option_of_a_block_is_listed(tmp_path: Path) -> None:
         (["train.eval_every=0"], "train.eval_every must be at least 1"),
         (["train.max_length=0"], "train.max_length must be at least 1"),
         (["split.dev=0"], "split.dev must be at least 1, not 0"),
+        (["split.seed=-1"], "split.seed must be from 0 to"),
+        (["split.seed=null", "grid.seeds=[4294967296]"], "split.seed must be from 0 to"),
         (["grid.seeds=[]"], "has no trials"),
         (["evaluation.mode=diagonal"], "unknown mode 'diagonal'"),
         (["update=adam", "method=mezo", "update.schedule=cosin", "grid.relabel=true"], "unknown schedule 'cosin'"),

@@ -95,6 +95,7 @@ def test_joules_to_a_target_need_the_steps_up_to_it_only_and_a_step_counts_once(
 
 @pytest.mark.parametrize(("seconds", "step"), [(2.0, 4), (2.4, 4), (3.0, 6), (60.0, 6), (1.9, None)])
 def test_the_scores_within_a_time_are_the_best_of_the_evaluations_up_to_it(seconds: float, step: int | None) -> None:
-    evaluated = [ScoredDev(step=at, loss=loss, metric=0.1 * at) for at, loss in ((4, 0.9), (6, 0.5), (8, 0.7))]
-    got = dev_within([*MEASURED, *evaluated], seconds)
-    assert got == ({} if step is None else {"dev/loss": 0.9 if step == 4 else 0.5, "dev/metric": 0.1 * step})
+    losses = {4: 0.9, 6: 0.5, 8: 0.7}
+    evaluated = [ScoredDev(step=at, loss=loss, metric=at, metrics={"f1": 2 * at}) for at, loss in losses.items()]
+    got = dev_within([*MEASURED, *evaluated], seconds, lambda event: event.loss)
+    assert got == ({} if step is None else {"dev/loss": losses[step], "dev/metric": step, "dev/f1": 2 * step})

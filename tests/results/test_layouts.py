@@ -10,9 +10,11 @@ import pytest
 from tests.plan.common import changed, write_grid
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
+from zo_sweeps.core.events import End, ScoredDev, Steps
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan, build
+from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.results import tables
 from zo_sweeps.results.exchange import unbacked
 from zo_sweeps.schedule.ledger import Standing
@@ -101,6 +103,37 @@ def test_a_table_of_dev_scores_says_so_in_its_title(tmp_path: Path, layout: str)
     composer, plan = planned(tmp_path, tables={"accuracy": {"layout": layout}})
     (table,) = tables.tables(plan, composer, Standing())
     assert table.spec.title == f"tiny: accuracy{' on dev' if layout == 'dev_accuracy' else ''}"
+
+
+@pytest.mark.parametrize(("words", "nearest", "unit"), [([], 0.95, "points"), (["task.metric=perplexity"], 1.05, "")])
+def test_a_count_of_settings_and_a_difference_keep_their_own_unit(
+    tmp_path: Path, words: list[str], nearest: float, unit: str
+) -> None:
+    layouts = {"n": {"layout": "search_trials"}, "d": {"layout": "accuracy_difference", "against": "zo"}}
+    blocks = {**changed()["blocks"], "fo": {"fixed": {"method": "fo_lora_fa", "train": {"steps": 4}}}}
+    composer, plan = planned(tmp_path, *words, blocks=blocks, tables=layouts, select=LOSS)
+    search, difference = tables.tables(plan, composer, Standing())
+    counted, paired = search.spec.measure, difference.spec.measure
+    assert (counted.unit, counted.better, counted.reaches) == ("trials", "lower", pytest.approx(nearest))
+    assert (search.spec.title, difference.spec.title) == ("tiny: n", "tiny: d")
+    assert (paired.unit, difference.spec.shares, difference.spec.caption) == (unit, frozenset(), "Minus ZO.")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [([], 70.0), (["train.select=metric"], 90.0), (["grid.tables.t.select.metric=dev/accuracy"], 70.0)],
+)
+def test_within_a_time_a_trial_has_the_step_that_it_selects(tmp_path: Path, words: list[str], shown: float) -> None:
+    layout = {"t": {"layout": "dev_accuracy", "within": 2.5, "select": SCORE}}
+    composer, plan = planned(tmp_path, *words, tables=layout)
+    standing, store = done(plan), JournalStore(tmp_path / "state")
+    for trial_id in plan.every:
+        for step, loss, right in ((1, 0.7, 0.6), (2, 0.6, 0.9), (3, 0.5, 0.7), (4, 0.4, 1.0)):
+            scores = ScoredDev(step=step, loss=loss, metric=right, metrics={"accuracy": right})
+            store.append(trial_id, [Steps(first=step, losses=(loss,), seconds=0.8, tokens=1), scores])
+        store.append(trial_id, [End(outcome=standing.outcomes[trial_id])])
+    (table,) = tables.tables(plan, composer, standing)
+    assert table.cells["zo", "demo_remarks"].mean == pytest.approx(shown)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ from zo_sweeps.run.workbench import Workbench, torch_device
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.session import session, verify
 from zo_sweeps.tables import build, to_text
+from zo_sweeps.tables.records import AVERAGE, LARGEST, RANK
 from zo_sweeps.tasks.data import digest_rows
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.filterwarnings("ignore")]
@@ -714,6 +715,20 @@ def test_a_row_of_others_says_under_which_conditions_and_leaves_the_table_as_it_
     assert refused.rows == own.rows
     assert "the imported results of Jane (SHA256:x) are not shown" in to_text(refused)
     assert exchange.below(own, None, "Jane (SHA256:x)") == own
+    sooner = build(replace(layout, caption="Within 15 seconds of training steps."), records)
+    assert exchange.below(own, sooner, "Jane (SHA256:x)").rows == own.rows
+
+
+def test_a_row_of_others_over_fewer_columns_has_no_mean_or_rank_beside_ones_over_all() -> None:
+    layout, records = small()
+    layout = replace(layout, average=True, rank=True, largest=True)
+    own, whole = build(layout, records), build(layout, records)
+    fewer = build(replace(layout, columns=layout.columns[:2], flags=()), records)
+    row = "Jane (SHA256:x)/full"
+    for theirs, there in ((whole, True), (fewer, False)):
+        both = exchange.below(own, theirs, "Jane (SHA256:x)")
+        assert both.cells[row, "sst2"].mean is not None
+        assert [both.cells[row, over] == theirs.cells["full", over] for over in (AVERAGE, LARGEST, RANK)] == [there] * 3
 
 
 def test_a_trial_of_a_gpu_is_computed_again_on_the_reader_s_machine() -> None:

@@ -88,6 +88,20 @@ def test_a_difference_is_as_finished_as_the_one_of_the_two_rows_that_has_fewer_r
         assert text in show(table)
 
 
+@pytest.mark.parametrize(
+    ("dev", "reaches", "shown"),
+    [
+        ([-1.0, -1.04, -1.06, -2.0], 0.95, 5 / 3),
+        ([10.0, 10.4, 10.6, 20.0], 1.05, 5 / 3),
+        ([0.0, 0.0, -0.1, -0.2], 0.95, 5 / 3),
+    ],
+)
+def test_a_search_of_negative_scores_and_of_ones_that_are_better_when_lower_counts_from_its_best(dev, reaches, shown):
+    runs = [record({LR: n}, metrics={"dev/metric": value}) for n, value in enumerate(dev)]
+    search = replace(measure("search_trials"), reaches=reaches)
+    assert build(spec(measure=search), runs).cells["zo", "sst2"].mean == pytest.approx(shown)
+
+
 @pytest.mark.parametrize(("states", "shown"), [(["SUCCEEDED"] * 4, 5 / 3), (["DIVERGED", *["SUCCEEDED"] * 3], 5 / 2)])
 def test_a_search_counts_the_settings_that_are_nearly_as_good_as_its_best(states, shown):
     dev = [0.9, 0.86, 0.3, 0.2]

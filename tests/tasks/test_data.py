@@ -21,6 +21,7 @@ import yaml
 from tests.tasks.common import REPO, load_task, read_split, spec_of, typed
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.parts import Split
+from zo_sweeps.tasks import hub_rows
 from zo_sweeps.tasks.data import check, load_splits
 from zo_sweeps.tasks.encode import render
 from zo_sweeps.tasks.spec import TaskSpec
@@ -106,6 +107,19 @@ class TestHubRule:
         spec = spec_of(task, "mezo")
         for row in read_split(spec, typed(task), None, "train"):
             assert render(spec, row).gold == (0 if int(row["passage"][1:]) % 3 == 0 else 1)
+
+    def test_rows_without_a_label_are_left_out_also_where_the_hub_names_it_otherwise(
+        self, sst2: Any, write_jsonl: Any, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        spec, task = sst2
+        rows = [{"sentence": f"s{i}", "gold": i % 3 - 1} for i in range(9)]
+        folder = write_jsonl(tmp_path / "d", train=rows, validation=rows)
+        task = as_hub(task, folder, tmp_path / "c", monkeypatch)
+        task = {**task, "hub": {**task["hub"], "rename": {"label": "gold"}, "unlabelled": -1}}
+        there = read_split(spec, typed(task), None, "train")
+        assert [row["sentence"] for row in there] == [row["sentence"] for row in rows if row["gold"] >= 0]
+        file = hub_rows.rows_file(typed(task).hub, "train", spec.label_field)
+        assert len(file.read_text().splitlines()) == len(there)
 
     def test_a_bad_row_is_named(self, sst2: Any, write_jsonl: Any, tmp_path: Path, monkeypatch: Any) -> None:
         spec, task = sst2

@@ -84,7 +84,7 @@ def _loaded(path: Path, _changed: int, _size: int) -> Loaded:
     fix = "an alias (*name) inside of its own anchor (&name) never ends"
     nested = UserError(f"nested more than {DEEPEST} deep", where=str(path), fix=fix)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         tree = yaml.load(text, Loader=_loader())
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 text ({error.reason})", where=str(path), fix="save it as UTF-8") from None

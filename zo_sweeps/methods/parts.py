@@ -272,7 +272,7 @@ class Split(Checked):
     train: int = option(1000, "training rows", least=1)
     dev: int = option(500, "rows used to select the step", least=1)
     test: int = option(1000, "rows scored for the reported number", least=1)
-    seed: int | None = option(0, "seed of the draw; null: the trial's own seed")
+    seed: int | None = option(0, "seed of the draw; null: the trial's own seed", least=0, most=2**32 - 1)
     shots: int | None = option(None, "rows per class in train and again in dev; replaces both sizes", least=1)
 
     def short_of(self, rows: int, labels: int) -> int:

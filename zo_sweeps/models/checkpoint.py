@@ -52,9 +52,8 @@ def read_checkpoint_info(path: str | Path) -> CheckpointInfo:
     if quantized := config.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         fix = "use the model that is not quantized, with precision=..."
-        raise UserError(
-            f"its weights are stored as codes of another tool ({method or 'unnamed'})", where=where, fix=fix
-        )
+        what = f"its weights are stored as codes of another tool ({method or 'unnamed'})"
+        raise UserError(what, where=where, fix=fix)
     if (folder / ADAPTER).is_file():
         fix = "merge it into the weights, or move it out of the folder"
         raise UserError(f"the folder holds an adapter beside the model ({ADAPTER})", where=where, fix=fix)

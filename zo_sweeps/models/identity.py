@@ -193,9 +193,9 @@ def fingerprint_model(model: Model) -> str:
 
     local, demo: "local:" + SHA-256 over config.json, the tokenizer's files, ends of a text that generation_config.json
     alone names, and name, size, header and content of each weight file (above 256 MiB: 64 evenly spaced blocks of 64
-    KiB, and of each tensor the first, middle and last 4 KiB). hub: "hf:<id>@<revision>". random: "random:" + hash of `arch`, `seed` and the demo tokenizer that it is used
-    with. A package: "package:" + its own fingerprint. A GGUF file: "gguf:" + SHA-256 of the file (above 256 MiB: of its
-    size, its first 64 MiB and such blocks).
+    KiB, and the first, middle and last 4 KiB of each tensor). hub: "hf:<id>@<revision>". random: "random:" + hash of
+    `arch`, `seed` and the demo tokenizer that it is used with. A package: "package:" + its own fingerprint. A GGUF
+    file: "gguf:" + SHA-256 of the file (above 256 MiB: of its size, its first 64 MiB and such blocks).
 
     Raises UserError for a folder that is not a model. Cost: reads at most 256 MiB per weight file, once per process.
     """

@@ -141,20 +141,11 @@ def _pretrained(
             **where,
         )
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **where)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except (
-        ArithmeticError,
-        AttributeError,
-        ImportError,
-        LookupError,
-        OSError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as e:
-        reason = next((line for line in str(e).splitlines() if line.strip()), "")
-        raise UserError(f"cannot load {folder}: {reason} ({type(e).__name__})", where="model.path") from e
+    except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise UserError(f"cannot load {folder}: {reason} ({type(error).__name__})", where="model.path") from error
     if codes is not None:
         from zo_sweeps.models.load_codes import MISSHAPEN
 

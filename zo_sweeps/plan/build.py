@@ -300,12 +300,8 @@ def _column(grid: GridConfig, cell: Cell, trial: Trial) -> str:
     if cell.task not in grid.columns:
         return cell.task
     config = TrialConfig.of(trial.config)
-    own = {}
-    for key, value in flatten(grid.column_values(cell.task)).items():
-        axis, _, name = key.partition(".")
-        if not name or axis not in AXES or hasattr(getattr(config, axis), name.partition(".")[0]):
-            own[key] = value
-    return str(own)
+    values = flatten(grid.column_values(cell.task)).items()
+    return str({key: value for key, value in values if key.partition(".")[0] not in AXES or config.uses(key)})
 
 
 def _caveats(

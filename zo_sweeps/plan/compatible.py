@@ -365,6 +365,11 @@ def check_model(config: TrialConfig, model: ModelStatus) -> None:
     if arch.no_full and kind.estimates and config.space.moves_base and config.evaluation.restore is Restore.EXACT:
         what = f"model {config.model.name!r} is not evaluated beside its weights: {arch.no_full}"
         raise UserError(what, fix="use evaluation.restore=in_place, or another space")
+    if arch.no_full and kind.estimates and config.space.moves_base and config.update.evaluations:
+        what = (
+            f"update={config.update.name} compares steps beside the weights, which model {config.model.name!r} cannot"
+        )
+        raise UserError(f"{what}: {arch.no_full}", fix="use another update, or another space")
 
 
 def trainable_of(config: TrialConfig, arch: Arch) -> int:

@@ -74,11 +74,14 @@ def until(events: Sequence[Event], reached: Callable[[float], bool]) -> dict[str
     return {SECONDS_TO_TARGET: seconds, **({} if math.isnan(joules) else {JOULES_TO_TARGET: joules})}
 
 
-def dev_within(events: Sequence[Event], seconds: float) -> dict[str, float]:
-    """Return the scores on dev of the evaluation with the lowest loss whose steps took at most `seconds`; {}: none."""
+def dev_within(events: Sequence[Event], seconds: float, by: Callable[[ScoredDev], float]) -> dict[str, float]:
+    """Return the scores on dev of the evaluation with the lowest `by` whose steps took at most `seconds`; {}: none."""
     dev = [event for event in only(ScoredDev, events) if spent_by(events, event.step)[0] <= seconds]
-    best = min(dev, key=lambda event: (event.loss, event.step), default=None)
-    return {"dev/loss": best.loss, "dev/metric": best.metric} if best else {}
+    best = min(dev, key=lambda event: (by(event), event.step), default=None)
+    if best is None:
+        return {}
+    named = {f"dev/{name}": value for name, value in best.metrics.items()}
+    return {**named, "dev/loss": best.loss, "dev/metric": best.metric}
 
 
 def spent_by(events: Sequence[Event], target: int) -> tuple[float, float]:

@@ -36,7 +36,7 @@ from zo_sweeps.record.archive import PLAN, TABLES, Archive
 from zo_sweeps.record.journal import JournalStore, outcome
 from zo_sweeps.results import tables as readout
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
-from zo_sweeps.tables import Record, Table
+from zo_sweeps.tables import Record, Table, TableSpec
 from zo_sweeps.tables.cells import CellState, TableCell, place_flags
 from zo_sweeps.tables.records import AVERAGE, LARGEST, RANK
 from zo_sweeps.tasks.data import DRAWN
@@ -369,7 +369,7 @@ def below(table: Table, theirs: Table | None, whose: str) -> Table:
     """Return a table with the rows of another of the same layout below its own, each labelled with whose it is."""
     if theirs is None:
         return table
-    if theirs.spec.measure != table.spec.measure or theirs.spec.rule != table.spec.rule:
+    if not _comparable(theirs.spec, table.spec):
         line = f"the imported results of {whose} are not shown: their table has another measure or rule of selection"
         return replace(table, spec=replace(table.spec, footnotes=(*table.spec.footnotes, line)))
     note = f"imported: the results of {whose}, as the archive has them; `verify` computes them again"
@@ -379,18 +379,30 @@ def below(table: Table, theirs: Table | None, whose: str) -> Table:
     return appended(table, theirs, whose, whose.rpartition(" (")[0], note)
 
 
+def _comparable(one: TableSpec, other: TableSpec) -> bool:
+    """Tell whether the cells of two tables say the same: in columns and rows of both, and up to what time or target."""
+    return (
+        (one.rule, one.caption, one.beyond) == (other.rule, other.caption, other.beyond)
+        and all(one.of(column) == other.of(column) for column in dict(one.columns).keys() & dict(other.columns))
+        and all(one.over[row] == other.over[row] for row in one.over.keys() & other.over)
+    )
+
+
 def appended(table: Table, theirs: Table, key: str, name: str, note: str) -> Table:
     """Return a table with the rows of another of the same layout below its own.
 
-    `key` tells the rows apart from others, `name` stands after each row's label, `note` is a footnote on each.
+    `key` tells the rows apart from others, `name` stands after each row's label, `note` is a footnote on each. What is
+    over all columns, a mean or a rank, is left out if the other table has other columns.
     """
     rows, cells, row_notes = list(table.rows), dict(table.cells), dict(table.row_notes)
+    apart = (AVERAGE, LARGEST, RANK) if dict(theirs.spec.columns).keys() != dict(table.spec.columns).keys() else ()
     footnotes = dict.fromkeys(table.footnotes)
     for block, label in theirs.rows:
         row = f"{key}/{block}"
         rows.append((row, f"{label}, {name}"))
         row_notes[row] = (*theirs.row_notes[block], note)
-        own = {(row, column): theirs.cells.get((block, column), NOT_THERE) for column, _ in table.columns}
+        there = {column: theirs.cells.get((block, column)) for column, _ in table.columns if column not in apart}
+        own = {(row, column): there.get(column) or NOT_THERE for column, _ in table.columns}
         cells |= own
         footnotes |= dict.fromkeys(chain(row_notes[row], *(cell.notes for cell in own.values())))
 

@@ -150,12 +150,16 @@ def _to_target(plan: Plan, record: Record, target: float) -> Record:
 
 
 def _within(plan: Plan, record: Record, seconds: float) -> Record:
-    """Return a record with the dev scores that its trial had after so many seconds of steps, in place of the last."""
-    if not record.is_result or not plan.every[record.trial_id].steps:
+    """Return a record with the dev scores of the step that its trial would have selected after so many seconds."""
+    trial = plan.every[record.trial_id]
+    if not record.is_result or not trial.steps:
         return record
+    sign = -1 if TrialConfig.task_of(trial.config).metric[0].better == "higher" else 1
     events = JournalStore(plan.config.folder).read(record.trial_id, ended=True)
     kept = {name: value for name, value in record.metrics.items() if not name.startswith("dev/")}
-    return replace(record, metrics={**kept, **dev_within(events, seconds)})
+    by_loss = trial.config.to_json()["train"]["select"] == "loss"
+    by = lambda event: event.loss if by_loss else sign * event.metric
+    return replace(record, metrics={**kept, **dev_within(events, seconds, by)})
 
 
 def check(plan: Plan, composer: Composer) -> None:
@@ -202,7 +206,7 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         rule=rule_of(plan, layout.select, f"grid.tables.{name}.select"),
         rows=tuple(rows.items()),
         columns=tuple(plan.labels.items()),
-        caption=_caption(layout),
+        caption=_caption(plan, layout, measure),
         published=layout.published or "",
         published_rows={
             block: name
@@ -229,10 +233,13 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
     )
 
 
-def _caption(layout: GridTable) -> str:
+def _caption(plan: Plan, layout: GridTable, measure: Measure) -> str:
     if layout.within is not None:
         return f"Within {layout.within:g} seconds of training steps."
-    return "" if layout.target is None else f"Target: {layout.target:g} on dev, of the task's first metric."
+    if layout.target is not None:
+        return f"Target: {layout.target:g} on dev, of the task's first metric."
+    others = {*layout.over.values()} if measure.paired and not layout.title else ()
+    return f"Minus {', '.join(map(plan.grid.label, others))}." if len(others) == 1 else ""
 
 
 def _differences(plan: Plan, layout: GridTable, changed: Collection[tuple[str, str]]) -> tuple[Flag, ...]:
@@ -254,7 +261,7 @@ def column_measures(plan: Plan, layout: str, measure: Measure) -> tuple[Measure,
     """Return (the measure of a table, the measures of the columns that differ from it).
 
     test/metric and dev/metric stand for each column's own metric. Columns whose metric has the unit and the
-    direction of the layout (accuracy and F1, in percent) keep the layout's measure.
+    direction of the layout (accuracy and F1, in percent) keep the layout's measure; a count of settings always does.
 
     Args:
         layout: name of the layout; a metric of the same name is not named again.
@@ -275,7 +282,7 @@ def column_measures(plan: Plan, layout: str, measure: Measure) -> tuple[Measure,
 def of_shares(plan: Plan, measure: Measure) -> frozenset[str]:
     """Return the columns whose cells are shares of right test rows, beside which a guess has a score."""
     split, _, what = measure.metric.partition("/")
-    metrics = metrics_of(plan, what) if split == "test" and what != "loss" else {}
+    metrics = metrics_of(plan, what) if split == "test" and what != "loss" and not measure.paired else {}
     return frozenset(column for column, metric in metrics.items() if metric is not None and metric.share_right)
 
 
@@ -357,11 +364,15 @@ def metrics_of(plan: Plan, what: str) -> dict[str, Metric | None]:
 
 
 def _of(metric: Metric, measure: Measure, layout: str) -> Measure:
+    if measure.reaches:  # a count of settings: of the metric only its direction matters
+        return measure if metric.better == "higher" else replace(measure, reaches=2 - measure.reaches)
     made = replace(measure, **as_mapping(metric))
+    if measure.paired:
+        made = replace(made, name=measure.name, unit=measure.unit if metric.unit == "%" else metric.unit)
     if _alike(made, measure):
         made = replace(made, digits=measure.digits)
     return replace(made, name="") if made.name == layout or metric.name == layout else made
 
 
 def _alike(one: Measure, other: Measure) -> bool:
-    return (one.unit, one.unit_size, one.better) == (other.unit, other.unit_size, other.better)
+    return all(getattr(one, name) == getattr(other, name) for name in ("unit", "unit_size", "better", "reaches"))

@@ -196,7 +196,7 @@ def _difference(pairs: Sequence[float], rows: int, cell: TableCell) -> TableCell
 
 
 def _search(spec: TableSpec, measure: Measure, records: list[Record]) -> TableCell:
-    """Return the expected number of settings, in a random order, until one reaches a share of the best.
+    """Return the expected number of settings, in a random order, until one is as near to the best as `reaches` asks.
 
     With k of n settings good enough it is (n + 1) / (k + 1). Settings are compared at their first seed, which all have;
     one that diverged, or ran out of memory, is not good enough.
@@ -209,7 +209,8 @@ def _search(spec: TableSpec, measure: Measure, records: list[Record]) -> TableCe
     sound = [value for value in values if math.isfinite(value)]
     if not sound:
         return _without_value(CellState.DIVERGED, records)
-    good = sum(value >= measure.reaches * max(sound) for value in sound)
+    best = max(sound) if measure.reaches <= 1 else min(sound)
+    good = sum(abs(value - best) <= abs((1 - measure.reaches) * best) for value in sound)
     cell = _without_value(CellState.DONE, records)
     return replace(cell, mean=(len(found) + 1) / (good + 1), trial_ids=tuple(record.trial_id for record in first))
 

@@ -69,7 +69,8 @@ class Measure:
 
     With `ratio`, a cell is that value of another row over the row's own (a speed-up), and with `paired` the mean over
     seeds of its own minus the other's, with an interval; the table names the other row. With `reaches` it is of a
-    search: how many of its settings, in a random order, are expected until one has that share of the best value.
+    search: how many of its settings, in a random order, are expected until one has that share of the best value. Of a
+    metric that is better when lower, it is above 1.
 
     Args:
         metric: name in `Record.metrics`, e.g. "test/metric"; "" for a published measure that is never measured here.

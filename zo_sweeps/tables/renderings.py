@@ -189,6 +189,7 @@ LATEX = str.maketrans(
         "↑": r"$\uparrow$",
         "↓": r"$\downarrow$",
         "ε": r"$\epsilon$",
+        "θ": r"$\theta$",
         "–": "--",
         "—": "---",
         "…": r"\ldots{}",

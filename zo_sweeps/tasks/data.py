@@ -290,7 +290,7 @@ def _checked(data: bytes, path: Path, spec: TaskSpec) -> Iterator[Row]:
             continue
         where = f"{path}:{number}"
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))  # of bytes it lets surrogates pass
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
             raise UserError(f"not a JSON line ({error})", where=where) from error
         if not isinstance(row, dict):

@@ -54,7 +54,8 @@ def load(hub: Hub, split: str, label_field: str) -> Any:
     try:
         dataset = datasets.load_dataset(hub.path, hub.name, split=split)
         if hub.unlabelled is not None:
-            keep = [i for i, label in enumerate(dataset[label_field]) if label != hub.unlabelled]
+            labels = dataset[hub.rename.get(label_field, label_field)]
+            keep = [i for i, label in enumerate(labels) if label != hub.unlabelled]
             return dataset.select(keep)
         return dataset
     except Exception as error:  # datasets, huggingface_hub and httpx each raise their own
@@ -77,7 +78,7 @@ def rows_file(hub: Hub, split: str, label_field: str) -> Path:
     Raises UserError if the split cannot be loaded, or holds what JSON cannot. Cost: one pass over the split, once per
     process.
     """
-    return _rows_file(hub.path, hub.name, hub.unlabelled, split, label_field)
+    return _rows_file(hub.path, hub.name, hub.unlabelled, split, hub.rename.get(label_field, label_field))
 
 
 @lru_cache(maxsize=64)

@@ -403,6 +403,8 @@ def test_the_commands_write_figures_reports_and_html_tables(
         assert "is no width from 1.5in to 20in" in capsys.readouterr().err
     assert main(["figure", *given, "--format", "gif"]) == 2
     assert "unknown kind of file 'gif'" in capsys.readouterr().err
+    assert main(["report", *given, "--output", "."]) == 2
+    assert ". is a folder in --output; name a file" in capsys.readouterr().err
     assert main(["figure", *given, "--format", "pdf", "--output", "a.png"]) == 2
     assert "omit --format" in capsys.readouterr().err
     assert main(["figure", *given, "--figure", "curve", "--output", "a.gif"]) == 2

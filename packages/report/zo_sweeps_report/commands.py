@@ -94,6 +94,8 @@ def report(given: Sequence[str]) -> int:
     reading = read(options)
     folder = reading.plan.config.folder
     path = Path(options.output) if options.output else _created(folder) / f"{reading.plan.name}.html"
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", where="--output", fix="name a file")
     say(console(), str(path))
     while True:
         began, live = time.monotonic(), bool(options.watch and driver_of(folder))

@@ -36,6 +36,7 @@ DEFAULTS = {
     "train_loss": GridFigure(kind="curve", title="Training loss by step", x="step", y="train/loss"),
 }
 PERCENT = Measure(metric="dev/metric", unit="%", unit_size=0.01)  # of a dev/metric curve
+GAINS = ("tokens_per_second", "fused_gain")  # the metrics besides scores of which more is better
 
 
 def figures(plan: Plan, composer: Composer, standing: Standing, only: Sequence[str] = ()) -> list[Figure]:
@@ -197,7 +198,8 @@ def _measure(plan: Plan, composer: Composer, axis: str, name: str, where: str) -
     metrics = [*METRICS, *(f"{split}/{one}" for split in ("dev", "test") for one in metric_names(plan))]
     if name not in metrics:
         raise unknown(axis, name, [*layouts, *metrics], where=where)
-    return Measure(metric=name, unit="")
+    of_score = name.startswith(("dev/", "test/")) and not name.endswith("/loss")
+    return Measure(metric=name, unit="", better="higher" if of_score or name in GAINS else "lower")
 
 
 def first_metric(plan: Plan) -> str:
