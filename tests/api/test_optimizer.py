@@ -409,6 +409,9 @@ def test_a_parameter_that_is_read_where_its_module_is_not_called_is_refused() ->
         opt.step(lambda: next(losses))
     assert model.scale.item() == 1.0, "also where the closure fails meanwhile"
     assert Optimizer(model, "mezo", lr=1e-3, restore="in_place").step(lambda: model.of(X)) > 0
+    comparing = Optimizer(model, "mezo", lr=1e-3, restore="in_place", update="conservative")
+    with pytest.raises(UserError, match="is not called, and would not be perturbed; another update, or call"):
+        comparing.step(lambda: model.of(X))
     unused = nn.ModuleList([network(), network()])
     assert Optimizer(unused, "mezo").step(lambda: unused[0](X).square().sum()) > 0, "an expert that no row went to"
 

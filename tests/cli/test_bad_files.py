@@ -66,6 +66,16 @@ def test_a_configuration_file(text: bytes, wrong: str, tmp_path: Path) -> None:
     assert f" in {tmp_path / 'mine.yaml'}" in line
 
 
+def test_a_configuration_file_with_a_mark_of_its_byte_order_is_read(tmp_path: Path) -> None:
+    text = "# @package _global_\nmethod: {name: mezo}\n"
+    found = []
+    for name, encoding in (("plain.yaml", "utf-8"), ("marked.yaml", "utf-8-sig")):
+        (tmp_path / name).write_text(text, encoding=encoding)
+        found.append(loaded(tmp_path / name))
+    assert found[0] == found[1]
+    assert found[0][1]["package"] == "_global_"
+
+
 @pytest.mark.parametrize(("name", "instead", "wrong"), bad_files.MODELS, ids=lambda value: str(value)[:40])
 def test_a_model(name: str, instead: bytes | str, wrong: str, tmp_path: Path) -> None:
     folder = demo_in(tmp_path)

@@ -192,7 +192,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_reads(self, called: set[nn.Module], losses: Tensor, closure: Callable[[], Tensor | float]) -> None:
         """Raise UserError if the losses depend on trained parameters of modules that were not called."""
-        if not self._config.space.moves_base or self._config.evaluation.restore is Restore.IN_PLACE:
+        config, compares = self._config, self._config.update.evaluations  # beside the weights, wherever points are
+        if not config.space.moves_base or (config.evaluation.restore is Restore.IN_PLACE and not compares):
             return
         names = {id(param): name for name, param in self.space.params.items()}
         read = {id(param) for layer in called for param in layer._parameters.values()}
@@ -209,7 +210,8 @@ class Optimizer(torch.optim.Optimizer):
                 values.copy_(kept[name])
         if not torch.equal(moved, losses):
             what = f"{' or '.join(others)} is read while its own module is not called, and would not be perturbed"
-            raise UserError(what, fix="restore='in_place', or call the module")
+            other = "another update" if compares else "restore='in_place'"
+            raise UserError(what, fix=f"{other}, or call the module")
 
     def save(self, path: str | Path) -> None:
         """Write the log as JSON lines: a header with the whole configuration, then a step each. See `load`."""
