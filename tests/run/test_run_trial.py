@@ -27,6 +27,7 @@ from zo_sweeps.core.events import (
     Start,
     Steps,
     Warned,
+    only,
     read_event,
     write_event,
 )
@@ -327,6 +328,17 @@ def test_the_directions_of_a_generator_that_repeats_are_a_metric(undisturbed: An
     outcome, _ = run(make("method=pezo_pool", "perturbation.k=4", "train.steps=1", "update.lr=1e-4"))
     assert outcome.metrics["directions"] == 15 / math.gcd(15, int(outcome.metrics["trainable_parameters"]))
     assert "directions" not in undisturbed("zo lora_fa")[1].metrics
+
+
+def test_a_direction_that_was_dropped_counts_once_whatever_else_is_known_of_it() -> None:
+    trial = make("method=hizoo", "update.lr=1e-3", "estimator.q=3", "train.steps=2")
+    _, journal = run(trial)
+    (line, _), _ = scalars(journal)
+    assert len(line) == 6, "slopes, and curvatures"
+    lacking = tuple(math.nan if i % 3 == 1 else g for i, g in enumerate(line))
+    one = Steps(first=1, losses=(1.0,), coefs=(lacking,), seconds=0.0, tokens=0)
+    found, _ = run(trial, [only(Start, journal)[0], one], attempt=2)
+    assert (found.state, found.metrics["directions_dropped"]) == (TrialState.SUCCEEDED, 1)
 
 
 def test_rows_that_are_cut_and_rows_that_are_not_there_are_metrics(undisturbed: Any) -> None:

@@ -157,8 +157,8 @@ def _within(plan: Plan, record: Record, seconds: float) -> Record:
     sign = -1 if TrialConfig.task_of(trial.config).metric[0].better == "higher" else 1
     events = JournalStore(plan.config.folder).read(record.trial_id, ended=True)
     kept = {name: value for name, value in record.metrics.items() if not name.startswith("dev/")}
-    by_loss = trial.config.to_json()["train"]["select"] == "loss"
-    by = lambda event: event.loss if by_loss else sign * event.metric
+    by_metric = trial.config.to_json()["train"]["select"] == "metric"
+    by = lambda event: sign * event.metric if by_metric else event.loss
     return replace(record, metrics={**kept, **dev_within(events, seconds, by)})
 
 

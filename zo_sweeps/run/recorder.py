@@ -207,9 +207,10 @@ class Recorder:
         for name, worst in (("battery_percent", min), ("battery_celsius", max)):
             if values := [event.values[name] for event in self._readings if name in event.values]:
                 metrics[name] = worst(values)
-        of_directions = 2 if TrialConfig.of(self.trial.config).estimator.gives else 1  # of which part a line is
-        if dropped := sum(math.isnan(g) for line in self.coefs for g in line[: len(line) // of_directions]):
-            metrics["directions_dropped"] = float(dropped)
+        if lines := [line for line in self.coefs if any(map(math.isnan, line))]:
+            parts = 2 if TrialConfig.of(self.trial.config).estimator.gives else 1  # the first is of the directions
+            dropped = sum(math.isnan(g) for line in lines for g in line[: len(line) // parts])
+            metrics |= {"directions_dropped": float(dropped)} if dropped else {}
         if self.lost:
             metrics["updates_lost"] = statistics.fmean(self.lost.values())
         if not math.isnan(ratio := self._noise_to_signal()):
