@@ -142,13 +142,14 @@ class TrialConfig:
         return {*named, *(kind for part in parts for kind in _members(part))}
 
     def uses(self, key: str) -> bool:
-        """Return whether the trial's kind uses a dotted key of the configuration, and its member has such an option."""
-        name, _, option = key.partition(".")
-        if key == "train.max_length" and self.method.kind.of_model:
-            return True
-        member = getattr(self, name, None)
-        known = not option or not isinstance(member, Definition) or hasattr(member, option.partition(".")[0])
-        return known and name in self.parts_used
+        """Return whether the trial's kind uses a dotted key of the configuration."""
+        return key.partition(".")[0] in self.parts_used or (key == "train.max_length" and self.method.kind.of_model)
+
+    def has(self, key: str) -> bool:
+        """Return whether a dotted key is none of a member of an axis, or an option of the one that is chosen."""
+        axis, _, option = key.partition(".")
+        member = getattr(self, axis, None)
+        return not option or not isinstance(member, Definition) or hasattr(member, option.partition(".")[0])
 
     @property
     def parts_used(self) -> tuple[str, ...]:

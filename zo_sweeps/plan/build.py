@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from zo_sweeps.config.composer import Composer
-from zo_sweeps.config.schema import AXES, EITHER, GridConfig, RunConfig, SelectConfig
+from zo_sweeps.config.schema import EITHER, GridConfig, RunConfig, SelectConfig
 from zo_sweeps.core.errors import NotInstalledError, UserError
 from zo_sweeps.core.fingerprint import Canonical, canonical, fingerprint
 from zo_sweeps.core.trial import SharedSteps, Trial
@@ -300,8 +300,7 @@ def _column(grid: GridConfig, cell: Cell, trial: Trial) -> str:
     if cell.task not in grid.columns:
         return cell.task
     config = TrialConfig.of(trial.config)
-    values = flatten(grid.column_values(cell.task)).items()
-    return str({key: value for key, value in values if key.partition(".")[0] not in AXES or config.uses(key)})
+    return str({key: value for key, value in flatten(grid.column_values(cell.task)).items() if config.has(key)})
 
 
 def _caveats(
@@ -386,8 +385,8 @@ def _of_column(
 
 
 def used(searched: Mapping[str, Any], config: TrialConfig) -> dict[str, Any]:
-    """Return those of the searched values that a trial's kind uses."""
-    return {key: value for key, value in searched.items() if config.uses(key)}
+    """Return those of the searched values that a trial's kind uses, and its members have."""
+    return {key: value for key, value in searched.items() if config.uses(key) and config.has(key)}
 
 
 def has_rungs(config: TrialConfig) -> bool:

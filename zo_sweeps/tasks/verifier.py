@@ -1,7 +1,8 @@
 """Rewards of texts, computed in a process of its own, which can be killed: a reward may never return.
 
 The process is this module. It reads a line of JSON for the rewards, and then one per text, and answers each with one.
-Around every text it sets the alarm whose signal ends it, also inside of a regular expression that does not end.
+When a text's time is over it is killed, with all processes that it has started. Where nobody is left to do that, an
+alarm ends it a little later.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import IO
 
 from zo_sweeps.core.errors import UserError
@@ -21,6 +25,7 @@ from zo_sweeps.methods.definition import convert, write
 from zo_sweeps.methods.reward import Reward
 
 STARTING = 120.0  # seconds for the imports of the rewards
+LATER = 5.0  # seconds
 SHOWN = 60  # characters of a text in a message
 
 
@@ -36,7 +41,7 @@ class Verifier:
     Attributes:
         errors: texts that counted as 0 because of an error.
 
-    Cost: about half a second for the process, once, and what the rewards import.
+    Cost: about half a second for the process, once, and what the rewards import. It ends with the object.
     """
 
     def __init__(self, rewards: Sequence[Reward], seconds: float, zero: bool, folders: Sequence[str] = ()) -> None:
@@ -44,13 +49,12 @@ class Verifier:
         self._seconds = seconds
         self._head = {"rewards": write(rewards), "folders": list(folders), "seconds": seconds}
         self._process: subprocess.Popen[str] | None = None
+        self._end: Callable[[], None] = lambda: None
 
     def of(self, row: str, text: str) -> float:
         """Return the reward of a text for a row (as JSON). Raises UserError if it has none, unless that counts as 0."""
-        if line := _exchange(self._process or self._start(), json.dumps([row, text])):
-            answer = json.loads(line)
-        else:
-            answer = {"error": f"its reward {self._ended(f'took longer than {self._seconds:g} s')}"}
+        line = _exchange(self._process or self._start(), json.dumps([row, text]), self._seconds)
+        answer = json.loads(line) if line else {"error": f"its reward {self._ended(line, self._seconds)}"}
         if "reward" in answer:
             return float(answer["reward"])
         if not self._zero:
@@ -70,20 +74,37 @@ class Verifier:
             start_new_session=True,  # an interrupt from the keyboard is the trial's, which ends it between steps
             env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
         )
-        line = _exchange(process, json.dumps(self._head))
-        if why := json.loads(line)["error"] if line else self._ended(f"took longer than {STARTING:g} s"):
+        self._end = weakref.finalize(self, _end, process)
+        line = _exchange(process, json.dumps(self._head), STARTING)
+        if why := json.loads(line)["error"] if line else self._ended(line, STARTING):
             raise UserError(f"the rewards cannot be computed: {why}", where="task.kind.rewards")
         return process
 
-    def _ended(self, late: str) -> str:
-        """Return how the process ended; the next text has a new one."""
+    def _ended(self, line: str | None, seconds: float) -> str:
+        """End the process, and return why; the next text has a new one."""
         assert self._process is not None
-        code, self._process = self._process.wait(), None
-        return late if code == -signal.SIGALRM else f"ended its process with code {code}"
+        process, self._process = self._process, None
+        if line is not None:  # it closed its output
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LATER)
+        self._end()
+        return (
+            f"took longer than {seconds:g} s" if line is None else f"ended its process with code {process.returncode}"
+        )
 
 
-def _exchange(process: subprocess.Popen[str], line: str) -> str:
-    """Return the answer to a line; "" if the process ends."""
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill a process and those that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in filter(None, (process.stdin, process.stdout)):
+        with suppress(BrokenPipeError):
+            pipe.close()
+    process.wait()
+
+
+def _exchange(process: subprocess.Popen[str], line: str, seconds: float) -> str | None:
+    """Return the answer to a line; "" if the process ends, None if the time is over."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -91,7 +112,7 @@ def _exchange(process: subprocess.Popen[str], line: str) -> str:
         process.stdin.flush()
     except BrokenPipeError:
         return ""
-    return process.stdout.readline()
+    return process.stdout.readline() if select.select([process.stdout], [], [], seconds)[0] else None
 
 
 def _limited(seconds: float) -> None:
@@ -105,7 +126,7 @@ def _serve(lines: IO[str], answers: IO[str]) -> None:
         answers.flush()
 
     head = json.loads(lines.readline())
-    _limited(STARTING)
+    _limited(STARTING + LATER)
     try:
         registry.use_folders(head["folders"])
         rewards: tuple[Reward, ...] = convert(tuple[Reward, ...], head["rewards"], "rewards")
@@ -118,7 +139,7 @@ def _serve(lines: IO[str], answers: IO[str]) -> None:
     say(error="")
     for line in lines:
         row, text = json.loads(line)
-        _limited(head["seconds"])
+        _limited(head["seconds"] + LATER)
         try:
             columns = json.loads(row)
             value = math.fsum(reward.weight * float(reward.of(columns, text)) for reward in rewards)
