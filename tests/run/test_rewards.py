@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
@@ -252,6 +253,27 @@ def test_a_policy_gradient_that_is_killed_goes_on_as_if_it_had_not_been(
     monkeypatch.undo()
     assert max(event.last for event in events if isinstance(event, Steps)) in (1, 2)
     assert measured(*run(trial, list(events), attempt=2)) == measured(outcome, journal)
+
+
+def test_the_seconds_of_a_policy_gradient_s_step_have_its_texts_and_their_rewards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewarded = Workbench._rewarded
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.5)
+        return rewarded(*args)
+
+    monkeypatch.setattr(Workbench, "_rewarded", slow)
+    _, journal = run(given(tmp_path, "{name: verified, rewards: [vowels]}", *SAMPLED))
+    assert all(event.seconds >= 0.5 * len(event.losses) for event in journal if isinstance(event, Steps))
+
+
+def test_the_texts_of_an_untrained_model_depend_on_no_seed_that_its_id_lacks(tmp_path: Path) -> None:
+    kind = "{name: verified, rewards: [vowels], temperature: 1.0}"
+    trials = [given(tmp_path, kind, "method=zero_shot", f"grid.seeds=[{seed}]") for seed in (3, 4)]
+    assert trials[0].trial_id == trials[1].trial_id
+    assert measured(*run(trials[0])) == measured(*run(trials[1]))
 
 
 def vowels(text: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from zo_sweeps.tasks.verifier import Verifier
 pytestmark = pytest.mark.multiprocess
 
 SLOW = """
-import re, os
+import re, os, signal, time
 from dataclasses import dataclass
 from zo_sweeps.methods.reward import Reward
 
@@ -35,6 +36,12 @@ class Odd(Reward):
             re.match("(a+)+$", 40 * "a" + "b")  # holds the interpreter: no thread or handler of Python could end it
         if text == "die":
             os._exit(3)
+        if text == "fork" and os.fork() == 0:  # it has the pipe to the trial, and outlives its parent
+            while True:
+                time.sleep(1)
+        if text in ("fork", "alarm"):
+            signal.setitimer(signal.ITIMER_REAL, 0)  # as of a library with a limit of its own
+            time.sleep(100)
         return {"half": 0.5, "nan": float("nan")}.get(text, 1.0)
 """
 
@@ -59,6 +66,8 @@ def test_a_sum_is_weighted() -> None:
         ("raise", "its reward raised KeyError: 'absent', of the text 'raise' in task.kind.rewards"),
         ("hang", "its reward took longer than 0.5 s, of the text 'hang'"),
         ("die", "its reward ended its process with code 3"),
+        ("fork", "its reward took longer than 0.5 s"),
+        ("alarm", "its reward took longer than 0.5 s"),
         ("nan", "its reward is nan"),
     ],
 )
@@ -74,6 +83,17 @@ def test_an_error_is_one_line_or_counts_as_zero_and_later_texts_are_rewarded(
     assert strict.of("{}", "half") == 0.5
     assert [lenient.of("{}", one) for one in ("fine", text, "half")] == [1.0, 0.0, 0.5]
     assert (strict.errors, lenient.errors) == (0, 1)
+
+
+def test_the_process_ends_with_the_verifier(odd: Reward, tmp_path: Path) -> None:
+    verifier = Verifier((odd,), 60.0, False, [str(tmp_path)])
+    assert verifier.of("{}", "half") == 0.5
+    assert verifier._process is not None
+    group = verifier._process.pid
+    os.killpg(group, 0)
+    del verifier
+    with pytest.raises(ProcessLookupError):
+        os.killpg(group, 0)
 
 
 def test_a_reward_that_cannot_start_is_said() -> None:

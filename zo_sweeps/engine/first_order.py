@@ -66,7 +66,7 @@ def train(
             model, space, loss, update, steps=steps, seed=seed, autocast=autocast, layers=layers, joules=joules
         )
         for number in range(1, steps + 1):
-            yield one.take(number, batches(number))
+            yield one.take(number, partial(batches, number))
             if number in due:
                 yield evaluated_at(number, evaluate_dev, seed)
 
@@ -108,9 +108,13 @@ class GradientSteps:
         decay = getattr(update, "weight_decay", 0.0)
         self._steppers = [update.optimizer(_groups(own, decay)) for own in self._owned]
 
-    def take(self, number: int, batch: Batch) -> StepDone:
-        """Move the parameters by the gradients of a minibatch. Raises DivergedError before, for a loss not finite."""
+    def take(self, number: int, draw: Callable[[], Batch]) -> StepDone:
+        """Move the parameters by the gradients of the minibatch that `draw` returns, which a policy gradient generates.
+
+        Raises DivergedError before, for a loss not finite.
+        """
         spent, began = self._joules(), time.perf_counter()
+        batch = draw()
         with torch.autocast(self._device, self._autocast, enabled=self._autocast is not None):
             logprobs = self._passes.token_logprobs(batch) if self._layers else token_logprobs(self._model, batch)
             value = self._loss(logprobs, batch)[0]

@@ -419,7 +419,8 @@ class Workbench:
     def _sampler(self, step: int) -> Choose | None:
         """Return what draws the tokens of a step's texts; None: they are the most likely ones."""
         temperature = self.splits.spec.kind.temperature
-        return Sampler(self.config.seed, step, temperature) if temperature else None
+        seed = self.config.seed if "seed" in self.config.parts_used else 0  # which is no part of the trial's id
+        return Sampler(seed, step, temperature) if temperature else None
 
     def _generated(
         self, examples: Sequence[EncodedExample], choose: Choose | None, samples: int, points: int = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -54,7 +55,7 @@ def train_averaged(
                     param.copy_(value)
             with trained(space):
                 local = begin()
-                taken.append([local.take(number, batches(client, number)) for number in numbers])
+                taken.append([local.take(number, partial(batches, client, number)) for number in numbers])
             for total, param in zip(sums, params, strict=True):
                 total += param.detach()
         with torch.no_grad():
