@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from itertools import islice
@@ -199,7 +201,7 @@ def test_points_in_one_forward_are_those_of_one_after_the_other(name: str) -> No
         return loss(batched, x, y, points)
 
     together = losses(counted, batched)
-    assert forwards == [len(together)]
+    assert forwards == [1, 1] * (name == "eggroll") + [len(together)], "where each weight is read is asked before"
     apart = losses(lambda: F.cross_entropy(single(x), y), single, mode="sequential")
     assert together == pytest.approx(apart, rel=1e-5)
     assert len({*apart}) > 1
@@ -414,6 +416,82 @@ def test_a_parameter_that_is_read_where_its_module_is_not_called_is_refused() ->
         comparing.step(lambda: model.of(X))
     unused = nn.ModuleList([network(), network()])
     assert Optimizer(unused, "mezo").step(lambda: unused[0](X).square().sum()) > 0, "an expert that no row went to"
+
+
+class Tied(nn.Module):
+    """Its head reads the weight of an embedding, which is called too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.fc = nn.Embedding(20, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.tanh(self.fc(input=self.wte(ids))) @ self.wte.weight.T
+
+
+IDS = torch.arange(24).view(4, 6) % 20
+READS: dict[str, Callable[[], tuple[nn.Module, Tensor, str]]] = {
+    "tied": lambda: (Tied(), IDS, "wte.weight"),
+    "weight_norm": lambda: (nn.utils.weight_norm(nn.Linear(6, 3)), torch.randn(4, 6), "weight_g or weight_v"),
+    "spectral_norm": lambda: (nn.utils.spectral_norm(nn.Linear(6, 3)), torch.randn(4, 6), "weight_orig"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch has newer norms
+@pytest.mark.parametrize("method", ["mezo", "lozo"])
+@pytest.mark.parametrize("name", READS)
+def test_a_parameter_that_is_also_read_elsewhere_is_refused_with_the_weights_as_they_were(
+    name: str, method: str
+) -> None:
+    torch.manual_seed(1)
+    model, x, read = READS[name]()
+    before = deepcopy(model.eval().state_dict())
+    with pytest.raises(UserError, match=f"{read} is read while its own module is not called"):
+        Optimizer(model, method).step(lambda: model(x).square().mean())
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+    assert Optimizer(model, method, restore="in_place").step(lambda: model(x).square().mean()) > 0
+
+
+def test_modules_that_read_their_own_parameters_are_served() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(4, 6, 8)
+    weighted = nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))
+    for layer in (nn.LSTM(8, 4, batch_first=True), nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), weighted):
+        for param in [*layer.parameters()][-1:]:
+            nn.init.zeros_(param)
+        seen = Optimizer(layer, "mezo", lr=1e-3).step(lambda: torch.as_tensor(layer(x)[0]).square().mean())  # noqa: B023
+        assert seen > 0
+
+
+def test_the_last_projection_of_torch_s_attention_is_no_target() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with pytest.raises(UserError, match="unknown target 'out_proj'"):
+        Optimizer(layer, "random_subset", targets=("out_proj",))
+    assert [*Optimizer(layer, "random_subset", targets=("all",)).space.params] == ["linear1.weight", "linear2.weight"]
+
+
+def test_a_step_that_failed_leaves_a_sparse_space_where_it_was() -> None:
+    model, (x, y) = network(), next(minibatches())
+    opt, calls = Optimizer(model, "random_subset", targets=("all",), lr=1e-2, eps=0.1), iter([1.0, 1.0, 1.0, math.nan])
+    for _ in range(2):
+        before = deepcopy(model.state_dict())
+        with suppress(DivergedError):
+            opt.step(lambda: F.cross_entropy(model(x), y) * next(calls))
+    assert len(opt.log) == 1
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+
+
+def test_a_compiled_model_s_optimizer_is_that_of_the_model() -> None:
+    model, (x, y) = network(), next(minibatches())
+    compiled: Any = torch.compile(model, backend="eager")
+    assert [*Optimizer(compiled, "mezo").space.params] == [*Optimizer(model, "mezo").space.params]
+    assert Optimizer(compiled, "mezo", lr=1e-3).step(lambda: F.cross_entropy(compiled(x), y)) > 0
+
+
+def test_weights_that_are_not_stored_row_by_row_are_refused() -> None:
+    images: Any = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    with pytest.raises(UserError, match="weight is not stored row by row; call model.to"):
+        Optimizer(images, "mezo")
 
 
 def test_a_layer_whose_forwards_change_it_is_refused() -> None:

@@ -170,6 +170,49 @@ def test_an_adapter_of_the_method_is_saved_in_pefts_format_and_the_best_one_come
     assert not torch.allclose(loaded(TOKENS).logits, model()(TOKENS).logits, atol=1e-6)
 
 
+def test_the_best_entries_of_a_sparse_space_come_back(tmp_path: Path) -> None:
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 3, "metric_for_best_model": "loss"}
+    ran = trainer(tmp_path, "random_subset", **{**best, "learning_rate": 30.0})  # so that the last step is worse
+    ran.train()
+    losses = {line["step"]: line["eval_loss"] for line in ran.state.log_history if "eval_loss" in line}
+    assert losses[3] < losses[6]
+    assert ran.evaluate()["eval_loss"] == pytest.approx(losses[3], rel=1e-6)
+
+
+def test_an_optimizer_that_was_made_before_goes_on_from_a_checkpoint_and_a_later_run_begins_anew(
+    tmp_path: Path,
+) -> None:
+    whole = trainer(tmp_path / "whole")
+    whole.train()
+    again = trainer(tmp_path / "whole")
+    again.create_optimizer()
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert again.zo.log == whole.zo.log
+    assert same(values(again), values(whole))
+    anew = ZOTrainer(model_init=model, args=again.args, train_dataset=Dataset.from_dict(ROWS))
+    anew.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    for _ in range(2):
+        assert anew.zo.log == whole.zo.log
+        anew.train()
+
+
+def test_a_loss_that_says_that_it_is_a_mean_is_divided_by_the_minibatches(tmp_path: Path) -> None:
+    class Mean(ZOTrainer):
+        loss_is_scaled_for_ga = False
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            return model(**inputs).loss
+
+    losses = [
+        trainer(tmp_path / str(n), kind=Mean, gradient_accumulation_steps=n, learning_rate=0.0, max_steps=6 // n)
+        for n in (1, 2)
+    ]
+    for one in losses:
+        one.train()
+    first = [line.loss for line in losses[0].zo.log[:2]]
+    assert losses[1].zo.log[0].loss == pytest.approx(sum(first) / 2, rel=1e-3)
+
+
 def test_of_a_peft_model_the_adapter_is_trained_and_saved(tmp_path: Path) -> None:
     def wrapped() -> Any:
         base = model()

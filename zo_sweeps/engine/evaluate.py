@@ -190,22 +190,22 @@ def _in_parts(layer: nn.Module) -> Callable[..., Tensor] | None:
     return None
 
 
-def _embedding(layer: nn.Embedding, at: Callable[..., Tensor], ids: Tensor) -> Tensor:
-    rows, where = torch.unique(ids, return_inverse=True)
+def _embedding(layer: nn.Embedding, at: Callable[..., Tensor], input: Tensor) -> Tensor:
+    rows, where = torch.unique(input, return_inverse=True)
     with counted_as(Part.WORKSPACE):
         table = torch.cat([at(layer.weight, row, row + 1) for row in rows.tolist()])
     return F.embedding(where, table)
 
 
-def _linear(layer: nn.Linear, at: Callable[..., Tensor], x: Tensor) -> Tensor:
-    """Return x W^T + b, computed a few rows of W (outputs) at a time, rounded once."""
+def _linear(layer: nn.Linear, at: Callable[..., Tensor], input: Tensor) -> Tensor:
+    """Return input W^T + b, computed a few rows of W (outputs) at a time, rounded once."""
     weight = layer.weight
     bias = None if layer.bias is None else at(layer.bias)
     rows = rows_at_once(layer.in_features, weight.device)
     if rows >= layer.out_features:
-        return F.linear(x, at(weight), bias)
-    y = x.new_empty(*x.shape[:-1], layer.out_features)
-    flat, into = x.reshape(-1, layer.in_features), y.view(-1, layer.out_features)
+        return F.linear(input, at(weight), bias)
+    y = input.new_empty(*input.shape[:-1], layer.out_features)
+    flat, into = input.reshape(-1, layer.in_features), y.view(-1, layer.out_features)
     for start in range(0, layer.out_features, rows):
         stop = min(start + rows, layer.out_features)
         some, part = at(weight, start, stop).T, into[:, start:stop]

@@ -119,11 +119,11 @@ def _forward(layer: nn.Module) -> Forward:
     return _of_rows
 
 
-def _linear(points: _Points, layer: Any, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    y = F.linear(x, linear.dense(layer))
+def _linear(points: _Points, layer: Any, own: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+    y = F.linear(input, linear.dense(layer))
     rows = y.view(-1, y.shape[-1])
-    groups, into = grouped(x.reshape(-1, x.shape[-1]), points.count), grouped(rows, points.count)
-    if (pair := points.factors(layer.weight, x.dtype)) is not None:
+    groups, into = grouped(input.reshape(-1, input.shape[-1]), points.count), grouped(rows, points.count)
+    if (pair := points.factors(layer.weight, input.dtype)) is not None:
         U, V = pair[::-1] if linear.is_transposed(layer) else pair
         # The thin factor on the left: on the right, a product with fewer than 16 columns takes up to 8 times as long.
         _add_product(into, torch.bmm(V.mT.contiguous(), groups.mT).mT, U)
@@ -132,13 +132,13 @@ def _linear(points: _Points, layer: Any, own: Callable[[Tensor], Tensor], x: Ten
     return ungrouped(into, rows).view(y.shape)
 
 
-def _embedding(points: _Points, layer: nn.Embedding, own: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
-    ids = points.all_rows(ids)
-    y = own(ids)
+def _embedding(points: _Points, layer: nn.Embedding, own: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+    input = points.all_rows(input)
+    y = own(input)
     if (pair := points.factors(layer.weight, y.dtype)) is None:
         return y
     U, V = pair
-    looked_up = U.gather(1, grouped(ids.unsqueeze(-1), points.count).expand(-1, -1, U.shape[-1]))
+    looked_up = U.gather(1, grouped(input.unsqueeze(-1), points.count).expand(-1, -1, U.shape[-1]))
     into = grouped(y, points.count)
     _add_product(into, looked_up, V)
     return ungrouped(into, y)

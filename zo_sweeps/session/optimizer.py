@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from zo_sweeps.core.errors import UserError, together, unknown
 from zo_sweeps.core.files import parse_object, reading, replace_text
 from zo_sweeps.core.host import VERSION
 from zo_sweeps.engine import linear
-from zo_sweeps.engine.evaluate import Objective
+from zo_sweeps.engine.evaluate import Objective, out_of_place
 from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.engine.replay import digest
 from zo_sweeps.engine.replay import replay as apply
@@ -33,7 +34,7 @@ from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.definition import options, write
 from zo_sweeps.methods.evaluation import Evaluation, Restore
 from zo_sweeps.methods.parts import NamedMethod
-from zo_sweeps.methods.perturbation import Reads
+from zo_sweeps.methods.perturbation import Params, PartialPerturbation, Perturbation, Reads
 from zo_sweeps.methods.points import Estimate, NoiseKey, Point, Theta
 from zo_sweeps.methods.schedule import Schedule
 from zo_sweeps.methods.space import Space
@@ -95,6 +96,7 @@ class Optimizer(torch.optim.Optimizer):
         if not isinstance(model, nn.Module):
             fix = 'write Optimizer(model, "mezo"): it trains the parameters that require grad'
             raise UserError(f"the model is a {type(model).__name__}, not a module of torch", fix=fix)
+        model = getattr(model, "_orig_mod", model)  # of torch.compile: a closure may call either
         config = _configured(model, method, options, config_dirs)
         self._model, self._config, self._seed = model, config, seed
         self.space = config.space.install(model, _layers(model, config.space), seed)
@@ -102,6 +104,9 @@ class Optimizer(torch.optim.Optimizer):
             self.space.params = {name: param for name, param in self.space.params.items() if param.requires_grad}
         if not self.space.params:
             raise UserError("no parameter of the model requires grad", fix="call requires_grad_() on those to train")
+        if apart := [name for name, param in self.space.params.items() if not param.is_contiguous()]:
+            fix = "call model.to(memory_format=torch.contiguous_format), or contiguous() on its data"
+            raise UserError(f"{apart[0]} is not stored row by row", fix=fix)
         self._method = Method.of(config.estimator, config.perturbation, config.update, config.evaluation)
         self._method = self._method.bind(self.space.params)
         self._state = self._method.init(self.space.params)
@@ -133,7 +138,8 @@ class Optimizer(torch.optim.Optimizer):
 
         Raises DivergedError if a loss is not finite, with the weights as they were, and UserError for a closure that
         does not fit the method, a loss in half precision, a model that draws dropout or keeps statistics, and, in the
-        first step, parameters that are read outside of their modules' forwards (see `engine.evaluate.out_of_place`).
+        first step, for two forwards more, parameters that are read outside of their modules' forwards (see
+        `engine.evaluate.out_of_place`).
         """
         for layer in self._model.modules():
             if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats and layer.momentum != 0:
@@ -141,11 +147,15 @@ class Optimizer(torch.optim.Optimizer):
                 raise UserError(what, fix="call model.eval(), or set its momentum to 0 and take them after training")
         number, lr, seen = len(self.log) + 1, float(self.param_groups[0]["lr"]), _Seen()
         f, state = self._objective(closure), self._state
-        with _called_one_by_one():
-            estimate, self._state = step(
-                self._method, self._model, self.space, f, state, seed=self._seed, step=number, lr=lr, peers=seen
-            )
-        self._write()
+        try:
+            with _called_one_by_one():
+                if not self.log:
+                    self._check_reads(f)
+                estimate, self._state = step(
+                    self._method, self._model, self.space, f, state, seed=self._seed, step=number, lr=lr, peers=seen
+                )
+        finally:
+            self._write()
         self.estimate, self.losses = estimate, seen.of_points
         self.log.append(Logged(lr, estimate.loss, estimate.coefs))
         return estimate.loss
@@ -170,8 +180,7 @@ class Optimizer(torch.optim.Optimizer):
         def f(points: int) -> Tensor:
             call = partial(closure, points) if takes_points else closure
             before = _drawn() if draws else None
-            with nullcontext(set[nn.Module]()) if self.log else _calls_of(self._model) as called:
-                returned = call()
+            returned = call()
             if before is not None and not all(map(torch.equal, before, _drawn())):
                 what = "the closure draws random numbers, others at each point of a step: dropout, or a minibatch"
                 raise UserError(what, fix="call model.eval(), and draw the minibatch outside of the closure")
@@ -181,8 +190,6 @@ class Optimizer(torch.optim.Optimizer):
             if losses.numel() != points:
                 what = f"the closure returned losses of shape {list(losses.shape)}"
                 raise UserError(what, fix=f"return a loss for each of {points} points: [{points}]")
-            if not self.log:
-                self._check_reads(called, losses, call)
             if losses.dtype in PRECISIONS:
                 what = f"the loss is in {PRECISIONS[losses.dtype]}, where the points of a step round to the same"
                 raise UserError(what, fix="compute it in fp32, as of logits.float()")
@@ -190,28 +197,29 @@ class Optimizer(torch.optim.Optimizer):
 
         return f
 
-    def _check_reads(self, called: set[nn.Module], losses: Tensor, closure: Callable[[], Tensor | float]) -> None:
-        """Raise UserError if the losses depend on trained parameters of modules that were not called."""
+    def _check_reads(self, f: Objective) -> None:
+        """Raise UserError if the loss depends on trained parameters in another way than through their modules.
+
+        Weights are moved in a way that can be undone exactly, and modules compute with them where they were.
+        """
         config, compares = self._config, self._config.update.evaluations  # beside the weights, wherever points are
         if not config.space.moves_base or (config.evaluation.restore is Restore.IN_PLACE and not compares):
             return
-        names = {id(param): name for name, param in self.space.params.items()}
-        read = {id(param) for layer in called for param in layer._parameters.values()}
-        others = {names[key]: self.space.params[names[key]].data for key in names.keys() - read}
-        if not others or not losses.isfinite().all():
+        params, whole = self.space.params, not isinstance(config.perturbation, PartialPerturbation)
+
+        def loss(*names: str) -> Tensor:
+            point, moved = Point(NoiseKey(self._seed, 1, 0), 1.0 if names else 0.0), _Moved(params, names)
+            back = _Whole(moved) if whole else _Parts(moved)
+            with moved, torch.inference_mode(), out_of_place(self._model, self.space, back, [point]):
+                return f(1)
+
+        own = loss()
+        if not own.isfinite().all() or loss(*params).equal(own) or not loss().equal(own):  # the last: it is no function
             return
-        kept = {name: values.clone() for name, values in others.items()}
-        try:
-            for values in others.values():
-                values.mul_(1.01).add_(0.01)
-            moved = torch.as_tensor(closure())
-        finally:
-            for name, values in others.items():
-                values.copy_(kept[name])
-        if not torch.equal(moved, losses):
-            what = f"{' or '.join(others)} is read while its own module is not called, and would not be perturbed"
-            other = "another update" if compares else "restore='in_place'"
-            raise UserError(what, fix=f"{other}, or call the module")
+        others = [name for name in params if not loss(name).equal(own)]
+        what = f"{' or '.join(others)} is read while its own module is not called, and would not be perturbed"
+        other = "another update" if compares else "restore='in_place'"
+        raise UserError(what, fix=f"{other}, or call the module")
 
     def save(self, path: str | Path) -> None:
         """Write the log as JSON lines: a header with the whole configuration, then a step each. See `load`."""
@@ -297,18 +305,61 @@ def _called_one_by_one() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-@contextmanager
-def _calls_of(model: nn.Module) -> Iterator[set[nn.Module]]:
-    """Fill the set with the modules that are called within the block, an attention's last projection with it."""
-    called: set[nn.Module] = set()
+class _Moved(AbstractContextManager[None]):
+    """Every second value of these parameters is doubled within the block; where all are 0, all are 1."""
 
-    def note(layer: nn.Module, *_: object) -> None:
-        called.update([layer, layer.out_proj] if isinstance(layer, nn.MultiheadAttention) else [layer])
+    def __init__(self, params: Params, names: Sequence[str]) -> None:
+        self.params = {name: params[name].data for name in names}
+        self.zero = {name for name, values in self.params.items() if not values.any()}
 
-    with ExitStack() as hooks:
-        for layer in model.modules():
-            hooks.callback(layer.register_forward_pre_hook(note).remove)
-        yield called
+    def __enter__(self) -> None:
+        for name, values in self.params.items():
+            values.fill_(1) if name in self.zero else values.view(-1)[::2].mul_(2)
+
+    def __exit__(self, *_: object) -> None:
+        for name, values in self.params.items():
+            values.zero_() if name in self.zero else values.view(-1)[::2].mul_(0.5)
+
+
+@dataclass(frozen=True)
+class _Parts(PartialPerturbation):
+    """The one direction that leads back, of parts of a parameter."""
+
+    moved: _Moved
+
+    def combine(
+        self,
+        terms: Sequence[tuple[NoiseKey, float]],
+        name: str,
+        shape: torch.Size,
+        device: torch.device,
+        *,
+        base: Tensor | None = None,
+        out: Tensor | None = None,
+        start: int = 0,
+    ) -> Tensor:
+        assert base is not None
+        back = base.clone()
+        if name in self.moved.zero:
+            back.zero_()
+        elif name in self.moved.params:
+            back.view(-1)[start % 2 :: 2].mul_(0.5)
+        return back
+
+
+@dataclass(frozen=True)
+class _Whole(Perturbation):
+    """The same, of whole parameters."""
+
+    moved: _Moved
+
+    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        z = torch.zeros(shape, device=device)
+        if name in self.moved.zero:
+            z.fill_(-1)
+        elif name in self.moved.params:
+            z.view(-1)[::2] = self.moved.params[name].view(-1)[::2].float() * -0.5
+        return z
 
 
 def _drawn() -> list[Tensor]:
@@ -452,7 +503,8 @@ def _layers(model: Any, space: Space) -> list[str]:
     if getattr(space, "blocks", None) and kind is None:
         what = f"blocks are counted in language models of transformers, not in a {type(model).__name__}"
         raise UserError(what, where="blocks", fix="name the layers in targets")
-    linears = [name for name, layer in model.named_modules() if linear.is_projection(layer)]
+    read = {layer.out_proj for layer in model.modules() if isinstance(layer, nn.MultiheadAttention)}  # never called
+    linears = [name for name, one in model.named_modules() if linear.is_projection(one) and one not in read]
     if targets and kind is not None:
         from zo_sweeps.models.families import describe
 

@@ -14,6 +14,7 @@ from transformers import Trainer
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import replace_text
+from zo_sweeps.engine.layers.sparse import Sparse
 from zo_sweeps.models import adapters
 from zo_sweeps.session.optimizer import Optimizer
 
@@ -81,7 +82,7 @@ class ZOTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as Trainer does; a step that an earlier call did not end is begun again."""
-        self._held = []
+        self._held, self._log = [], None
         return super().train(*args, **kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -108,6 +109,7 @@ class ZOTrainer(Trainer):
     def _losses(self, batches: Sequence[dict[str, Any]], items: Tensor | int | None, points: int) -> Tensor:
         """Return the losses [P] of a step's minibatches, whose rows stand P times in a forward."""
         summed = self.compute_loss_func is not None or (self.model_accepts_loss_kwargs and items is not None)
+        said = getattr(self, "loss_is_scaled_for_ga", None)  # of a loss that a subclass computes
         with self.compute_loss_context_manager():
             if points == 1:
                 one_loss: Any = self.compute_loss
@@ -115,7 +117,7 @@ class ZOTrainer(Trainer):
             else:
                 losses = [self._of_groups(one, items if summed else None, points) for one in batches]
         total = torch.stack(losses).float().sum(0)
-        return total if summed else total / len(batches)
+        return total if (summed if said is None else said) else total / len(batches)
 
     def _of_groups(self, batch: Mapping[str, Any], items: Tensor | int | None, points: int) -> Tensor:
         loss_of = getattr(self.model, "loss_function", None)
@@ -153,6 +155,8 @@ class ZOTrainer(Trainer):
             what = "the model has taken steps, and a run goes on from the weights where it began"
             raise UserError(what, where="ZOTrainer", fix="load the model again, and make a new ZOTrainer")
         self._log = Path(resume_from_checkpoint) / LOG
+        if self.optimizer is not None:
+            self.zo.load(self._log)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -161,7 +165,8 @@ class ZOTrainer(Trainer):
 
     def _load_best_model(self) -> None:
         if not self._trains_an_adapter():
-            return super()._load_best_model()
+            super()._load_best_model()
+            return self.zo.space.read() if isinstance(self.zo.space, Sparse) else None
         adapters.load(self.zo.space, self.zo.definition, str(self.state.best_model_checkpoint))
 
 
