@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
@@ -34,7 +34,7 @@ from zo_sweeps.methods.arch import ALL
 from zo_sweeps.methods.definition import options, write
 from zo_sweeps.methods.evaluation import Evaluation, Restore
 from zo_sweeps.methods.parts import NamedMethod
-from zo_sweeps.methods.perturbation import Params, PartialPerturbation, Perturbation, Reads
+from zo_sweeps.methods.perturbation import Params, PartialPerturbation, Reads
 from zo_sweeps.methods.points import Estimate, NoiseKey, Point, Theta
 from zo_sweeps.methods.schedule import Schedule
 from zo_sweeps.methods.space import Space
@@ -205,12 +205,12 @@ class Optimizer(torch.optim.Optimizer):
         config, compares = self._config, self._config.update.evaluations  # beside the weights, wherever points are
         if not config.space.moves_base or (config.evaluation.restore is Restore.IN_PLACE and not compares):
             return
-        params, whole = self.space.params, not isinstance(config.perturbation, PartialPerturbation)
+        params = self.space.params
 
         def loss(*names: str) -> Tensor:
-            point, moved = Point(NoiseKey(self._seed, 1, 0), 1.0 if names else 0.0), _Moved(params, names)
-            back = _Whole(moved) if whole else _Parts(moved)
-            with moved, torch.inference_mode(), out_of_place(self._model, self.space, back, [point]):
+            back = _Back({name: params[name] for name in names}, {name for name in names if not params[name].any()})
+            point = Point(NoiseKey(self._seed, 1, 0), 1.0 if names else 0.0)
+            with back.moved(), torch.inference_mode(), out_of_place(self._model, self.space, back, [point]):
                 return f(1)
 
         own = loss()
@@ -305,61 +305,33 @@ def _called_one_by_one() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-class _Moved(AbstractContextManager[None]):
-    """Every second value of these parameters is doubled within the block; where all are 0, all are 1."""
-
-    def __init__(self, params: Params, names: Sequence[str]) -> None:
-        self.params = {name: params[name].data for name in names}
-        self.zero = {name for name, values in self.params.items() if not values.any()}
-
-    def __enter__(self) -> None:
-        for name, values in self.params.items():
-            values.fill_(1) if name in self.zero else values.view(-1)[::2].mul_(2)
-
-    def __exit__(self, *_: object) -> None:
-        for name, values in self.params.items():
-            values.zero_() if name in self.zero else values.view(-1)[::2].mul_(0.5)
-
-
 @dataclass(frozen=True)
-class _Parts(PartialPerturbation):
-    """The one direction that leads back, of parts of a parameter."""
+class _Back(PartialPerturbation):
+    """The direction from moved parameters to where they were, to the bit.
 
-    moved: _Moved
+    Every second value is doubled; where all are 0, all are 1.
+    """
 
-    def combine(
-        self,
-        terms: Sequence[tuple[NoiseKey, float]],
-        name: str,
-        shape: torch.Size,
-        device: torch.device,
-        *,
-        base: Tensor | None = None,
-        out: Tensor | None = None,
-        start: int = 0,
-    ) -> Tensor:
-        assert base is not None
-        back = base.clone()
-        if name in self.moved.zero:
+    params: Params
+    zero: Collection[str]
+
+    @contextmanager
+    def moved(self) -> Iterator[None]:
+        for name, param in self.params.items():
+            param.data.fill_(1) if name in self.zero else param.data.view(-1)[::2].mul_(2)
+        try:
+            yield
+        finally:
+            for name, param in self.params.items():
+                param.data.zero_() if name in self.zero else param.data.view(-1)[::2].mul_(0.5)
+
+    def combine(self, *args: Any, **kwargs: Any) -> Tensor:
+        name, back, start = args[1], kwargs["base"].clone(), kwargs["start"]
+        if name in self.zero:
             back.zero_()
-        elif name in self.moved.params:
+        elif name in self.params:
             back.view(-1)[start % 2 :: 2].mul_(0.5)
-        return back
-
-
-@dataclass(frozen=True)
-class _Whole(Perturbation):
-    """The same, of whole parameters."""
-
-    moved: _Moved
-
-    def sample(self, key: NoiseKey, name: str, shape: torch.Size, device: torch.device) -> Tensor:
-        z = torch.zeros(shape, device=device)
-        if name in self.moved.zero:
-            z.fill_(-1)
-        elif name in self.moved.params:
-            z.view(-1)[::2] = self.moved.params[name].view(-1)[::2].float() * -0.5
-        return z
+        return back  # type: ignore[no-any-return]
 
 
 def _drawn() -> list[Tensor]:
