@@ -515,7 +515,9 @@ def test_an_update_that_compares_steps_needs_a_model_that_is_evaluated_beside_it
     check_model(config, seen)
     assert seen.arch is not None
     only_in_place = replace(seen, arch=replace(seen.arch, no_full="its table is read elsewhere"))
-    with pytest.raises(UserError, match=r"update=conservative compares steps .* cannot: its table is read elsewhere;"):
+    with pytest.raises(
+        UserError, match="is not evaluated beside its weights: its table is read elsewhere; use another update"
+    ):
         check_model(config, only_in_place)
     check_model(replace(config, update=SGD()), only_in_place)
 

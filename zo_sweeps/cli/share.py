@@ -94,8 +94,7 @@ def _verified(source: Archive, file: str, findings: Iterable[Finding], to: Conso
     marks |= {Verdict.MISSING: "?", Verdict.WRONG: "WRONG"}
     counts: Counter[Verdict] = Counter()
     for finding in findings:
-        attests_none = finding.verdict is Verdict.ATTESTED and not finding.trial_id  # trials that never ran
-        counts[finding.verdict] += not attests_none
+        counts[finding.verdict] += bool(finding.trial_id) or finding.verdict is not Verdict.ATTESTED  # it names none
         say(to, f"{marks[finding.verdict]:5}  {finding.trial_id}{'  ' * bool(finding.trial_id)}{finding.text}")
     proved, rounded, attested, missing, wrong = (counts[verdict] for verdict in marks)
     parts = [f"{counted(proved, 'trial')} computed again, with the same weights and scores"]

@@ -109,10 +109,7 @@ class GradientSteps:
         self._steppers = [update.optimizer(_groups(own, decay)) for own in self._owned]
 
     def take(self, number: int, draw: Callable[[], Batch]) -> StepDone:
-        """Move the parameters by the gradients of the minibatch that `draw` returns, which a policy gradient generates.
-
-        Raises DivergedError before, for a loss not finite.
-        """
+        """Move the parameters by the gradients of a minibatch. Raises DivergedError before, for a loss not finite."""
         spent, began = self._joules(), time.perf_counter()
         batch = draw()
         with torch.autocast(self._device, self._autocast, enabled=self._autocast is not None):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -383,19 +383,11 @@ def _content(file: Path) -> bytes:
         head = stream.read(header)
         digest.update(start + head)
         parts = [(i * (total - BLOCK) // (BLOCKS - 1), BLOCK) for i in range(BLOCKS)]
-        if not start.startswith(b"GGUF"):
-            parts += _parts(head)
+        tensors = {} if start.startswith(b"GGUF") else json.loads(head)
+        for first, end in (entry["data_offsets"] for name, entry in tensors.items() if name != "__metadata__"):
+            part = min(PART, end - first)
+            parts += ((8 + header + place, part) for place in (first, (first + end - part) // 2, end - part))
         for place, size in parts:
             stream.seek(place)
             digest.update(stream.read(size))
     return digest.digest()
-
-
-def _parts(header: bytes) -> Iterator[tuple[int, int]]:
-    """Yield place and size of the start, the middle and the end of each tensor of a safetensors file."""
-    values = 8 + len(header)
-    tensors = {name: entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"}
-    for first, end in tensors.values():
-        size = min(PART, end - first)
-        for place in (first, (first + end - size) // 2, end - size):
-            yield values + place, size

@@ -362,14 +362,12 @@ def check_model(config: TrialConfig, model: ModelStatus) -> None:
     if arch.no_full_points and _holds_full_points(config):
         what = f"one forward of model {config.model.name!r} cannot hold several points of all its weights: "
         raise UserError(what + arch.no_full_points, fix="use evaluation.mode=sequential")
-    if arch.no_full and kind.estimates and config.space.moves_base and config.evaluation.restore is Restore.EXACT:
+    compares = config.update.evaluations  # steps, beside the weights
+    beside = config.evaluation.restore is Restore.EXACT or compares
+    if arch.no_full and kind.estimates and config.space.moves_base and beside:
+        other = "another update" if compares else "evaluation.restore=in_place"
         what = f"model {config.model.name!r} is not evaluated beside its weights: {arch.no_full}"
-        raise UserError(what, fix="use evaluation.restore=in_place, or another space")
-    if arch.no_full and kind.estimates and config.space.moves_base and config.update.evaluations:
-        what = (
-            f"update={config.update.name} compares steps beside the weights, which model {config.model.name!r} cannot"
-        )
-        raise UserError(f"{what}: {arch.no_full}", fix="use another update, or another space")
+        raise UserError(what, fix=f"use {other}, or another space")
 
 
 def trainable_of(config: TrialConfig, arch: Arch) -> int:

@@ -78,10 +78,8 @@ def dev_within(events: Sequence[Event], seconds: float, by: Callable[[ScoredDev]
     """Return the scores on dev of the evaluation with the lowest `by` whose steps took at most `seconds`; {}: none."""
     dev = [event for event in only(ScoredDev, events) if spent_by(events, event.step)[0] <= seconds]
     best = min(dev, key=lambda event: (by(event), event.step), default=None)
-    if best is None:
-        return {}
-    named = {f"dev/{name}": value for name, value in best.metrics.items()}
-    return {**named, "dev/loss": best.loss, "dev/metric": best.metric}
+    named = {f"dev/{name}": value for name, value in best.metrics.items()} if best else {}
+    return {**named, "dev/loss": best.loss, "dev/metric": best.metric} if best else {}
 
 
 def spent_by(events: Sequence[Event], target: int) -> tuple[float, float]:

@@ -198,10 +198,7 @@ class Optimizer(torch.optim.Optimizer):
         return f
 
     def _check_reads(self, f: Objective) -> None:
-        """Raise UserError if the loss depends on trained parameters in another way than through their modules.
-
-        Weights are moved in a way that can be undone exactly, and modules compute with them where they were.
-        """
+        """Raise UserError if the loss changes with parameters that move while their modules compute as if not."""
         config, compares = self._config, self._config.update.evaluations  # beside the weights, wherever points are
         if not config.space.moves_base or (config.evaluation.restore is Restore.IN_PLACE and not compares):
             return
@@ -307,10 +304,7 @@ def _called_one_by_one() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Back(PartialPerturbation):
-    """The direction from moved parameters to where they were, to the bit.
-
-    Every second value is doubled; where all are 0, all are 1.
-    """
+    """From parameters of which every second value is doubled, or all are 1 where all were 0, to where they were."""
 
     params: Params
     zero: Collection[str]

@@ -166,7 +166,9 @@ class ZOTrainer(Trainer):
     def _load_best_model(self) -> None:
         if not self._trains_an_adapter():
             super()._load_best_model()
-            return self.zo.space.read() if isinstance(self.zo.space, Sparse) else None
+            for layer in self.zo.space.layers.values() if isinstance(self.zo.space, Sparse) else ():
+                layer.param.data.copy_(layer.place.read(layer.index))
+            return
         adapters.load(self.zo.space, self.zo.definition, str(self.state.best_model_checkpoint))
 
 

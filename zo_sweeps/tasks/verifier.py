@@ -1,8 +1,7 @@
 """Rewards of texts, computed in a process of its own, which can be killed: a reward may never return.
 
 The process is this module. It reads a line of JSON for the rewards, and then one per text, and answers each with one.
-When a text's time is over it is killed, with all processes that it has started. Where nobody is left to do that, an
-alarm ends it a little later.
+It is killed when a text's time is over, with what it has started; where nobody is left to do that, an alarm ends it.
 """
 
 from __future__ import annotations

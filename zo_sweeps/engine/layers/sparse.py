@@ -303,11 +303,6 @@ class Sparse(InstalledSpace):
         for layer in self.layers.values():
             layer.write(layer.param.detach())
 
-    def read(self) -> None:
-        """Take theta from the weights, into which something else has been loaded."""
-        for layer in self.layers.values():
-            layer.param.data.copy_(layer.place.read(layer.index))
-
     def tensors(self) -> Iterator[tuple[Part, Tensor]]:
         yield from super().tensors()
         for layer in self.layers.values():
