@@ -17,6 +17,8 @@ from scipy.stats import spearmanr
 
 from tests.conftest import REPO
 from zo_sweeps.config.composer import Composer
+from zo_sweeps.engine.batch import indices
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import build
 from zo_sweeps.tables.published import load
 from zo_sweeps.tables.stats import interval
@@ -365,10 +367,6 @@ def test_the_rewards_are_those_of_their_archives() -> None:
     trained: list[tuple[str, str]] = []
     for row, *cells in table("LEAGUE", "|                                 | Sums of digits |"):
         for task, cell, difference in zip(tasks, cells[::2], cells[1::2], strict=True):
-            settings = league(f"rewards_{task}").get(row, {})
-            if cell == "–":
-                assert len(settings) < 3 or len(rewards(task, row)) < 5, "it has run"
-                continue
             found = rewards(task, row)
             assert len(found) == (1 if row == zero_shot else 5)
             spread = f" ± {stdev(found):.3f}" if len(found) > 1 else ""
@@ -378,10 +376,16 @@ def test_the_rewards_are_those_of_their_archives() -> None:
                 continue
             trained.append((task, row))
             assert "[−" not in difference, "the page says that each is above the untrained model"
+            settings = league(f"rewards_{task}")[row]
             rates = sorted(settings, key=lambda setting: float(setting[-1].removeprefix("lr ")))
             assert len(rates) == 3
             assert (len(settings[rates[-1]]) == 5) == (row != prge), "the page says of which the largest was selected"
     words = " ".join(page("LEAGUE").split())
+    lowest = min(league("rewards_demo_concise")[prge].values(), key=lambda seeds: -len(seeds))
+    first, *others = (lowest[seed]["dev/metric"] for seed in range(5))
+    on_dev = f"has {first:.3f} on dev and the other four {min(others):.3f} to {max(others):.3f}."
+    assert f"P-RGE is below it, {above('demo_concise', prge, mezo)}: of three rates its first seed selected" in words
+    assert on_dev in words
     assert f"P-RGE's interval on sums, {above('demo_sums', prge, mezo)}, is one of four" in words
     assert f"independent is {above('demo_sums', released, es)} and {above('demo_concise', released, es)}." in words
     assert f"on concise sums, {above('demo_concise', best, mezo)}; on sums" in words
@@ -391,8 +395,20 @@ def test_the_rewards_are_those_of_their_archives() -> None:
             assert fmean(reward_pairs(task, row, mezo)) < 0, "the page says that MeZO's mean is the highest"
             ends = interval(reward_pairs(task, row, mezo), 1 - 0.05 / 4)
             assert ends, "it has one value"
-            assert ends[0] < 0 < ends[1], "the page says that none is told apart from MeZO"
-    assert sum(task == "demo_sums" and row != mezo for task, row in trained) == 4
+            assert ends[0] < 0
+            assert (ends[1] < 0) == ((task, row) == ("demo_concise", prge)), "the page says which is told apart"
+    assert [sum(one == task and row != mezo for one, row in trained) for task in tasks] == [4, 4]
+
+
+def test_the_answers_of_the_rewards_rows_are_as_many_as_is_said() -> None:
+    written = []
+    for trial in build(Composer(["+grid=rewards", "task=demo_sums"])).every.values():
+        config = TrialConfig.of(trial.config)
+        if config.method.kind.trains:
+            each, train = config.method.kind.answers or config.forwards(1), config.train
+            rows = (len(indices(config.seed, step, 60, train.batch or 0)) for step in range(1, train.steps + 1))
+            written.append(each * sum(rows))
+    assert f"of which they write {min(written):,} to {max(written):,} (the last" in page("LEAGUE")
 
 
 def test_the_league_s_table_is_that_of_its_archives() -> None:

@@ -94,7 +94,7 @@ class Task(Checked):
     source: Literal["", "packaged"] = option("", "packaged: the rows ship with zo_sweeps", identity=False)
     labels: tuple[Any, ...] = option((), "value of label_field for each option; defaults to 0, 1, ...")
     dev_size: int | None = option(None, "maximum number of dev rows", least=1)
-    stop: str = option("", "text at which generated answers are cut; defaults to a newline")
+    stop: str = option("", "text at which generated answers are cut; defaults to a newline that is a token of its own")
     max_new_tokens: int = option(0, "maximum tokens of a generated answer", least=0)
     lengths: Lengths | None = option(None, "usual lengths of its texts, for estimates", identity=False)
     fingerprint: str = option("", "identity of its data; set by the planner")
