@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from tests.run.common import make
 from tests.schedule import fakes
 from tests.schedule.driver import sweep
 from tests.schedule.test_sweep import Scripted
@@ -16,11 +17,14 @@ from zo_sweeps.core.events import Event, ScoredDev, Steps
 from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.methods.executor import Budget
 from zo_sweeps.record.journal import JournalStore, last_step
+from zo_sweeps.results.facts import _rest
 from zo_sweeps.schedule.backend import Finished, Progress
 from zo_sweeps.schedule.executors import inline
 from zo_sweeps.schedule.executors.inline import InlineBackend
 from zo_sweeps.schedule.ledger import Ledger, Standing, read_standing
+from zo_sweeps.schedule.snapshot import Summary
 from zo_sweeps.schedule.spending import Caps, Spent, cap_above, covered, over, spent
+from zo_sweeps.session.session import Result
 
 HOUR = 3600.0
 
@@ -153,3 +157,18 @@ def test_the_ledger_keeps_why_a_trial_is_held_back_until_it_is_tried_again(tmp_p
         ledger.write("b", TrialState.PENDING, error="its row")
         ledger.write("b", TrialState.RUNNING, attempt=1)
     assert read_standing(tmp_path).held == {"a": "its row"}
+
+
+@pytest.mark.parametrize(("words", "share"), [(["update.lr=0.1"], 0.6), (["method=fo_lora_fa", "update.lr=0.1"], 1.0)])
+def test_the_steps_that_an_interrupted_trial_has_taken_are_not_needed_again(words: list[str], share: float) -> None:
+    trial = make(*words, "train.steps=10")
+    ended = Outcome(trial.trial_id, TrialState.CANCELLED, steps_done=4)
+    assert _rest(trial, Standing()).operations == trial.operations
+    rest = _rest(trial, Standing(outcomes={trial.trial_id: ended}))
+    assert rest.operations == pytest.approx(share * trial.operations)
+
+
+def test_a_sweep_in_which_all_diverged_or_were_stopped_has_failed(tmp_path: Path) -> None:
+    for counts, failed in (({"DIVERGED": 3, "STOPPED": 6}, True), ({"SUCCEEDED": 1, "STOPPED": 6}, False)):
+        summary = Summary({TrialState(state): n for state, n in counts.items()}, 0, 9, False)
+        assert (Result((), summary, 1.0, tmp_path, "").status == "FAILED") == failed

@@ -11,10 +11,12 @@ from tests.schedule.driver import sweep
 from tests.schedule.test_sweep import Scripted, results
 from zo_sweeps.core.events import Rung, ScoredDev, ScoredTest
 from zo_sweeps.core.trial import Outcome, TrialState
+from zo_sweeps.methods.executor import Budget
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.backend import Finished, Lost, Progress
 from zo_sweeps.schedule.executors.inline import InlineBackend
 from zo_sweeps.schedule.halving import Rivals, Search, best
+from zo_sweeps.schedule.spending import Caps
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,23 @@ def test_a_setting_that_diverged_at_the_first_seed_is_not_selected(tmp_path):
     assert [name for name, state in states(tmp_path).items() if state == "STOPPED"] == ["a1", "a2", "b1", "b2"]
     trials, search = confirmed(tmp_path / "x", diverges={"a0", "b0", "c0"})
     assert sweep(tmp_path / "none", trials, searches=[search]).counts[TrialState.STOPPED] == 6
+
+
+def test_a_setting_whose_first_seed_failed_can_still_be_selected_when_that_is_run_again(tmp_path):
+    trials, search = confirmed(tmp_path / "w", fails={"b0"})
+    sweep(tmp_path, trials, searches=[search])
+    found = states(tmp_path)
+    assert [found[name] for name in ("b0", "c1", "c2", "a1", "a2")] == ["FAILED", *["SUCCEEDED"] * 2, *["STOPPED"] * 2]
+    assert not {found.get("b1", "PENDING"), found.get("b2", "PENDING")} - {"PENDING"}
+    trials, search = confirmed(tmp_path / "again")
+    assert sweep(tmp_path, trials, searches=[search], rerun=("failed",)).ran == 3
+    assert {states(tmp_path)[f"b{seed}"] for seed in (0, 1, 2)} == {"SUCCEEDED"}
+
+
+def test_a_cap_in_trials_counts_none_that_never_ran(tmp_path):
+    trials, search = confirmed(tmp_path / "w")
+    summary = sweep(tmp_path, trials, searches=[search], caps=Caps(Budget(trials=5)))
+    assert summary.counts == {TrialState.SUCCEEDED: 5, TrialState.STOPPED: 4}
 
 
 def test_others_are_not_stopped_while_the_selected_setting_lacks_a_seed(tmp_path):

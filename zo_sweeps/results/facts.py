@@ -14,6 +14,7 @@ from zo_sweeps.core.errors import unknown
 from zo_sweeps.core.events import Event
 from zo_sweeps.core.trial import Trial, TrialState, parts_of
 from zo_sweeps.methods.definition import write
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Plan, by_line
 from zo_sweeps.plan.order import ORDERS, described
 from zo_sweeps.record.journal import JournalStore, evals, last_step, outcome, places
@@ -110,12 +111,12 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
     standing = read_standing(plan.config.folder)
     largest = max(plan.every.values(), key=lambda trial: trial.needs.memory_bytes, default=None)
     parts = largest.needs.parts if largest else {}
-    left = [trial for trial in plan.trials if not standing.has_result(trial.trial_id)]
+    left = [_rest(trial, standing) for trial in plan.trials if not standing.has_result(trial.trial_id)]
     guess = predictions(plan, standing)
     share = expected(left)
     seconds_left = _total(left, share, guess.seconds)
     others = [device for device in guess.devices if device != guess.device]
-    caps = plan.config.budget
+    caps, trials = plan.config.budget, round(sum(expected(plan.trials).values()))
     slots = None if guess.here is None else slots_here(plan)
     rounds = ORDERS[order](plan, standing.outcomes)
     to_go, joules_left = _to_go(guess, left, seconds_left, slots), _total(left, share, guess.joules)
@@ -146,9 +147,7 @@ def plan_facts(plan: Plan, order: str = "grid") -> PlanFacts:
         obstacles=[Statement(why, ids) for why, ids in plan.obstacles.items()],
         notes=[Statement(remark, ids) for remark, ids in by_line(plan.remarks).items()],
         caveats=plan.caveats,
-        over_budget=spending.over(caps, len(plan.trials), spent(plan, standing), to_go, joules_left)
-        if caps.has_cap
-        else [],
+        over_budget=spending.over(caps, trials, spent(plan, standing), to_go, joules_left) if caps.has_cap else [],
         order=described(plan, rounds),
         trials=sorted(_trials(plan, standing, guess), key=lambda trial: rounds.get(trial.trial_id, 0)),
         earlier=lines(plan, standing),
@@ -196,6 +195,14 @@ def _trials(plan: Plan, standing: Standing, guess: TimePredictions) -> list[Plan
         )
         for trial_id, trial in plan.every.items()
     ]
+
+
+def _rest(trial: Trial, standing: Standing) -> Trial:
+    """Return a trial that an attempt can resume, with the operations of the steps that are left."""
+    last = standing.outcomes.get(trial.trial_id)
+    resumes = isinstance(trial.config, TrialConfig) and trial.config.method.kind.resumes
+    done = last.steps_done / trial.steps if last and resumes and trial.steps else 0.0
+    return replace(trial, operations=trial.operations * max(1 - done, 0.01))
 
 
 def _to_go(guess: TimePredictions, left: Sequence[Trial], total: float | None, slots: int | None) -> float | None:

@@ -100,8 +100,11 @@ def _execute(
         recorder.selection = bench.selection()
         recorder.measured["weights_bytes"] = float(bench.model.weight_bytes)
     meter.start()
-    with recorder.energy:
-        runner.run()
+    try:
+        with recorder.energy:
+            runner.run()
+    finally:
+        meter.stop()
 
 
 class Following:

@@ -301,8 +301,9 @@ class Confirmation(Observer):
         sound = (n for n in fit if math.isfinite(scores[n]))
         self._selected[search] = selected = min(sound, key=lambda n: scores[n], default=None)
         if selected is None or all(states(i) is TrialState.SUCCEEDED for i in search.settings[selected][1]):
-            for n, (_, others) in enumerate(search.settings):
-                for trial_id in others if n != selected else ():
+            for n, (first, others) in enumerate(search.settings):
+                again = any(states(i).is_retryable for i in first)  # by --rerun, which may select the setting
+                for trial_id in () if n == selected or again else others:
                     self._stop(trial_id)
         return selected != before
 

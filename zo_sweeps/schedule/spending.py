@@ -144,7 +144,8 @@ class Caps(Observer):
         self._spend()
 
     def ended(self, run: Running, outcome: Outcome, again: bool) -> None:
-        self._note(run.trial.trial_id)  # one whose journal is damaged never started
+        if not outcome.never_ran:
+            self._note(run.trial.trial_id)  # one whose journal is damaged never started
 
     def looks(self, last: bool = False) -> None:
         self._spend()

@@ -105,7 +105,7 @@ class Optimizer(torch.optim.Optimizer):
         if not self.space.params:
             raise UserError("no parameter of the model requires grad", fix="call requires_grad_() on those to train")
         if apart := [name for name, param in self.space.params.items() if not param.is_contiguous()]:
-            fix = "call model.to(memory_format=torch.contiguous_format), or contiguous() on its data"
+            fix = "call model.to(memory_format=torch.contiguous_format)"
             raise UserError(f"{apart[0]} is not stored row by row", fix=fix)
         self._method = Method.of(config.estimator, config.perturbation, config.update, config.evaluation)
         self._method = self._method.bind(self.space.params)

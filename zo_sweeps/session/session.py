@@ -64,9 +64,9 @@ class Result:
 
     @property
     def no_success(self) -> bool:
-        """Whether every trial of the sweep diverged or ran out of memory."""
+        """Whether every trial of the sweep diverged, ran out of memory, or was stopped."""
         ended = {state for state, n in self.summary.counts.items() if n}
-        return bool(ended) and ended <= {TrialState.DIVERGED, TrialState.OUT_OF_MEMORY}
+        return bool(ended) and ended <= {TrialState.DIVERGED, TrialState.OUT_OF_MEMORY, TrialState.STOPPED}
 
 
 class View:

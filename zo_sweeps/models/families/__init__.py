@@ -112,12 +112,6 @@ def size(config: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def kv_heads(config: Mapping[str, Any]) -> int:
-    """Return the number of key and value heads: where a config names none, there is one for each head."""
-    named = config.get("num_key_value_heads") is not None
-    return size(config, "num_key_value_heads" if named else "num_attention_heads")
-
-
 def arch_of(config: Mapping[str, Any], linears: Mapping[str, tuple[int, int]], **facts: Any) -> Arch:
     """Return a shape: these projections and facts, and the sizes that the families here name alike."""
     heads = size(config, "num_attention_heads")
@@ -142,7 +136,7 @@ def is_composed(config: Mapping[str, Any]) -> bool:
 def head_width(config: Mapping[str, Any]) -> int:
     """Return the width of an attention head. Raises UserError if heads and sizes do not divide evenly."""
     width, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
-    groups = kv_heads(config)
+    groups = size(config, "num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
     if heads % groups:
         raise UserError(f"{groups} key and value heads do not divide {heads} heads", where="model.arch")
     if config.get("head_dim"):

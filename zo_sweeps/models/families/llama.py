@@ -7,7 +7,7 @@ from typing import Any
 
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.models.families import Family, arch_of, head_width, kv_heads, size, unscaled
+from zo_sweeps.models.families import Family, arch_of, head_width, size, unscaled
 
 PROJECTIONS = {
     "q": "self_attn.q_proj",
@@ -23,10 +23,10 @@ PROJECTIONS = {
 def describe(config: Mapping[str, Any]) -> Arch:
     """Return the shape of a Llama of any size, with or without biases."""
     width, inner, heads = (size(config, key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    head, groups = head_width(config), kv_heads(config)
+    head, kv_heads = head_width(config), config.get("num_key_value_heads") or heads
     if head % 2:
         raise UserError(f"rotary positions need heads of an even width, not {head}", where="model.arch")
-    queries, keys = heads * head, groups * head
+    queries, keys = heads * head, kv_heads * head
     attention = {"q": (queries, width), **dict.fromkeys("kv", (keys, width)), "o": (width, queries)}
     linears = {**attention, **dict.fromkeys(("gate", "up"), (inner, width)), "down": (width, inner)}
     layer = sum(out * into for out, into in linears.values()) + 2 * width  # and two norms
@@ -39,7 +39,7 @@ def describe(config: Mapping[str, Any]) -> Arch:
     return arch_of(
         config,
         linears,
-        kv_heads=groups,
+        kv_heads=kv_heads,
         positions=unscaled(config, config.get("max_position_embeddings") or 2048),
         tied=tied,
         masked=False,
