@@ -508,6 +508,16 @@ def test_whether_the_full_space_needs_points_in_place_is_said_with_the_reason(na
     assert ("rel_embeddings.weight is read" in describe(FAMILIES[name]).no_full) == (name in ONE_POINT)
 
 
+def test_gradients_of_a_text_need_a_causal_model() -> None:
+    masked = status(Model(source="random", arch=FAMILIES["roberta"], seed=0))
+    words = ("model=random_roberta", "prompt=mezo_medium", "update.lr=1e-3")
+    for given in (["method=sensitive", "space.source=task"], ["method=mezo"]):
+        check_model(TrialConfig.of(make(*words, *given).config), masked)
+    for given in (["method=sensitive", "space.source=text"], ["method=mezo", "precision=squeezellm", "space=lora_fa"]):
+        with pytest.raises(UserError, match=r"gradients of a text \(\w+\.text\) are those of a causal model"):
+            make(*words, *given)
+
+
 def test_an_update_that_compares_steps_needs_a_model_that_is_evaluated_beside_its_weights() -> None:
     words = ("update=conservative", "update.lr=1e-3", "estimator.q=1", "evaluation.restore=in_place")
     config = TrialConfig.of(make("method=mezo", *words).config)

@@ -229,14 +229,14 @@ def test_a_loss_that_is_not_finite_is_recorded_as_divergence_with_step_and_seed(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peak_memory, "_reset_high_water", lambda: False)  # as where the kernel's peak cannot be reset
-    trial = make(*overrides)
+    trial, before = make(*overrides), {*threading.enumerate()}
     outcome, journal = run(trial)
     assert outcome.state is TrialState.DIVERGED, outcome
     assert "non-finite" in outcome.error
     assert "step" in outcome.error
     assert "seed 3" in outcome.error
     assert outcome.steps_done < 6
-    assert not [thread for thread in threading.enumerate() if thread.name == "memory-meter"]
+    assert not [thread for thread in {*threading.enumerate()} - before if thread.name == "memory-meter"]
     assert "test/metric" not in outcome.metrics
     assert journal[-1].outcome.state.value == "DIVERGED"
     assert read_event(json.loads(json.dumps(write_event(journal[-1])))) == journal[-1]

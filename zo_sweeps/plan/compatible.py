@@ -17,7 +17,7 @@ from zo_sweeps.methods.perturbation import Reads
 from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.methods.task import CHAT
-from zo_sweeps.methods.trial_config import TrialConfig
+from zo_sweeps.methods.trial_config import TrialConfig, texts_of
 from zo_sweeps.methods.update import Update
 
 if TYPE_CHECKING:
@@ -349,6 +349,9 @@ def check_model(config: TrialConfig, model: ModelStatus) -> None:
             f"{config.task.name!r} is {other} a mask",
             fix=f"use {fix}",
         )
+    if arch.masked and (named := [key for _, key in texts_of(config)]):
+        fix = "use space.source=task, precision.sensitivity=none, or gradients.samples=0"
+        raise UserError(f"gradients of a text ({named[0]}) are those of a causal model", fix=fix)
     if arch.masked and kind.causal_only:
         raise UserError(f"{kind.causal_only} needs a causal model", fix=f"leave kind {kind.name} out for masked models")
     if kind.trains and not trainable_of(config, arch):
