@@ -111,7 +111,9 @@ def _exchange(process: subprocess.Popen[str], line: str, seconds: float) -> str 
         process.stdin.flush()
     except BrokenPipeError:
         return ""
-    return process.stdout.readline() if select.select([process.stdout], [], [], seconds)[0] else None
+    answered = select.poll()  # unlike `select`, for any number of open files
+    answered.register(process.stdout, select.POLLIN)
+    return process.stdout.readline() if answered.poll(1000 * seconds) else None
 
 
 def _limited(seconds: float) -> None:
