@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from zo_sweeps.engine import masks
-from zo_sweeps.engine.codes.lookup import centroids
+from zo_sweeps.engine.codes.lookup import QUANTILES, centroids
 from zo_sweeps.engine.precisions.squeezellm import SqueezeLLM
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 
@@ -64,6 +64,18 @@ def test_the_error_is_within_2_percent_of_the_least_and_no_worse_than_scikit_lea
         for x, s in zip(values, weights, strict=True)
     ]
     assert ours.sum() <= sum(other)
+
+
+@pytest.mark.parametrize("levels", [16, 32])
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_no_level_of_values_that_tie_is_lost_where_some_have_no_weight(levels: int, share: float) -> None:
+    values, weights = drawn("heavy", 8, 800)
+    values = (values * levels * 8).round().clamp(-levels // 2, levels // 2 - 1) * 1e-3  # as of a coarser checkpoint
+    weights *= torch.rand(weights.shape, generator=torch.Generator().manual_seed(1)) <= share
+    ours = error(values, weights, centroids(values, weights, K))
+    optimum = np.array([least(*row) for row in zip(values, weights, strict=True)])
+    scale = (weights.double() * values.double().square()).sum(dim=1).numpy()
+    assert (ours <= optimum * 1.02 + scale / QUANTILES**3).all(), "a level of less weight may fall between two quantiles"
 
 
 def test_rows_are_independent_and_values_without_weight_do_not_count() -> None:

@@ -334,6 +334,17 @@ def test_a_searched_axis_has_a_figure_with_every_run_the_selected_setting_and_th
         assert low < min(by_rate[RUNS].y) < max(by_rate[RUNS].y) < high
 
 
+def test_the_setting_that_the_first_seed_selects_and_a_later_one_fails_with_is_marked_in_no_figure(
+    tmp_path: Path,
+) -> None:
+    _, plan = composed(tmp_path, {**GRID, "select": {**GRID.get("select", {}), "seeds": 1}})
+    fill(plan, tmp_path)
+    found = charts.searches(plan, read_standing(tmp_path / "state"))
+    marked = [s.y[:2] for s in found["search_update_lr_estimator_q"].panels[0].series if s.mark == SELECTED]
+    by_rate = [s.x for s in found["search_update_lr"].panels[0].series if s.mark == SELECTED]
+    assert (marked, by_rate) == ([(0.01, 4.0)], [(0.01,)]), "not 0.1, the best of seed 0"
+
+
 def test_a_run_far_from_the_others_is_drawn_at_the_edge_and_the_rule_says_which_value_is_good(tmp_path: Path) -> None:
     grid = {**GRID, "select": {"metric": "dev/metric", "mode": "max"}}
     _, plan = composed(tmp_path, grid)

@@ -26,6 +26,7 @@ class SqueezeLLM(Encoded):
     13. SqueezeLLM keeps outliers by magnitude besides; its k-means is a heuristic of random starts.
     """
 
+    numerics: ClassVar[int] = 2
     prepared: ClassVar[bool] = True
     stores: ClassVar[frozenset[Theta]] = frozenset()  # tables without scales
 

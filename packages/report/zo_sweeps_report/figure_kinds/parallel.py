@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -55,9 +55,8 @@ def parallel_figures(rows: Sequence[tuple[str, str]], compared: Compared) -> lis
 
     A line is a setting's mean over the seeds at which settings are compared. rows: (key, label) in order.
     """
-    compared = replace(compared, records=[record for record in compared.records if record.seed in compared.seeds])
     of_axes: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    along = searched(compared.records)
+    along = searched(record for record in compared.records if record.seed in compared.seeds)
     for block, label in rows:
         if len(axes := tuple(key for key, blocks in along.items() if block in blocks)) > 1:
             of_axes.setdefault(axes, []).append((block, label))
@@ -76,13 +75,15 @@ def _lines(axes: Sequence[str], rows: Sequence[tuple[str, str]], compared: Compa
     """Return a line per setting of each row in a column."""
     series, metric = list[Series](), compared.rule.metric
     for color, (block, label) in enumerate(rows):
-        tried = settings(record for record in compared.records if (record.block, record.column) == (block, column))
-        chosen = select(tried, compared.rule)
+        mine = [record for record in compared.records if (record.block, record.column) == (block, column)]
+        tried = settings(record for record in mine if record.seed in compared.seeds)
+        chosen = select(settings(mine), compared.rule)  # by all of its seeds, as the tables' cells
         for one in tried:
             at: list[Any] = [one.hyperparameters.get(key) for key in axes]
             mean = one.mean(metric)
             if one.has_succeeded and mean is not None and all(map(is_number, at)):
                 y = (*map(float, at), compared.measures[column].value({metric: mean}))
-                mark = SELECTED if one is chosen else RUNS
+                is_chosen = chosen is not None and one.hyperparameters == chosen.hyperparameters
+                mark = SELECTED if is_chosen else RUNS
                 series.append(Series(label, color, tuple(range(len(y))), y, mark=mark))
     return series
