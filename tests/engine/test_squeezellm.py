@@ -75,7 +75,9 @@ def test_no_level_of_values_that_tie_is_lost_where_some_have_no_weight(levels: i
     ours = error(values, weights, centroids(values, weights, K))
     optimum = np.array([least(*row) for row in zip(values, weights, strict=True)])
     scale = (weights.double() * values.double().square()).sum(dim=1).numpy()
-    assert (ours <= optimum * 1.02 + scale / QUANTILES**3).all(), "a level of less weight may fall between two quantiles"
+    assert (ours <= optimum * 1.02 + scale / QUANTILES**3).all(), (
+        "a level of less weight may fall between two quantiles"
+    )
 
 
 def test_rows_are_independent_and_values_without_weight_do_not_count() -> None:

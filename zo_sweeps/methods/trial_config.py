@@ -16,7 +16,7 @@ from zo_sweeps.core.host import EXTRAS
 from zo_sweeps.core.trial import Config
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.arch import Arch
-from zo_sweeps.methods.definition import NOWHERE, Definition, Locate, option, own_source, read, write
+from zo_sweeps.methods.definition import NOWHERE, Checked, Definition, Locate, option, own_source, read, write
 from zo_sweeps.methods.definition import identity as counted
 from zo_sweeps.methods.estimator import Estimator
 from zo_sweeps.methods.evaluation import Evaluation
@@ -35,7 +35,7 @@ WITHOUT_MODEL = ("device", "method")
 
 
 @dataclass(frozen=True)
-class TrialConfig:
+class TrialConfig(Checked):
     """A trial's complete configuration.
 
     A field counts towards the `trial_id` unless its definition marks it `identity=False`, or the method's kind does not
@@ -57,8 +57,14 @@ class TrialConfig:
     gradients: Gradients
     split: Split
     data: Data
-    seed: int = option(0, "seed of noise, batches, initial values and, if split.seed is null, the split")
+    seed: int = option(
+        0, "seed of noise, batches, initial values and, if split.seed is null, the split", least=0, most=2**32 - 1
+    )
     members: tuple[str, ...] = option((), "folders with the user's own members", identity=False)
+
+    @classmethod
+    def _called(cls, option: str) -> str:
+        return option
 
     @classmethod
     def read(cls, data: Mapping[str, Any], locate: Locate = NOWHERE) -> TrialConfig:
