@@ -56,7 +56,7 @@ def test_every_reason_why_a_trial_cannot_run_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("grid", COUNTS)
 def test_a_grid_comes_to_the_trials_it_was_written_for(grid: str) -> None:
     plan = named(grid)
-    assert (len(plan.every), len(plan.cells)) == COUNTS[grid]
+    assert (plan.name, len(plan.every), len(plan.cells)) == (grid, *COUNTS[grid])
 
 
 def test_the_rows_of_prge_table_2_have_the_search_grid_of_its_table_8() -> None:

@@ -192,6 +192,7 @@ class Composer:
                 raise unknown_key(path, origin(path))
             raise UserError(f"{path} has the wrong type", where=origin(path), fix=f"it must be {kind}")
         grid = typed["grid"]
+        grid.name = grid.name or self.command_line.grid.rpartition("/")[2]
         if both := {*grid.entrants} & {*grid.blocks}:
             raise UserError(f"{' and '.join(sorted(both))} of grid.entrants is a block", where=origin("grid.entrants"))
         for block in grid.only:

@@ -208,7 +208,7 @@ class GridFigure:
 
 @dataclass
 class GridConfig:
-    name: str = ""
+    name: str = ""  # of its sweeps in MLflow and in file names; "": its file's
     title: str = ""
     paper: str = ""
     differs: list[GridDifference] = field(default_factory=list)  # from the paper, in every table and figure
