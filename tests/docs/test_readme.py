@@ -259,7 +259,9 @@ def test_a_loop_of_ones_own_is_run_and_replayed(
 def test_the_loop_of_the_readme_trains_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (script,) = code(section(TEXT, "Train in your own loop"), "python")
-    names = executed(script.replace('"HuggingFaceTB/SmolLM2-135M"', repr(str(DEMO))).replace("range(20)", "range(2)"))
+    names = executed(
+        script.replace('"HuggingFaceTB/SmolLM2-135M-Instruct"', repr(str(DEMO))).replace("range(20)", "range(2)")
+    )
     before = names["AutoModelForCausalLM"].from_pretrained(DEMO, dtype=torch.float32)
     assert zo_sweeps.replay(before, "run.jsonl").log == names["opt"].log
     assert all(value.equal(before.state_dict()[name]) for name, value in names["model"].state_dict().items())
@@ -270,7 +272,7 @@ def test_the_loops_of_the_page_train_and_replay(tmp_path: Path, monkeypatch: pyt
     """On the model that ships, in fp32, with fewer steps; each method's first and last losses are kept."""
     monkeypatch.chdir(tmp_path)
     script, _ = code(LOOP, "python")
-    script = script.replace('"HuggingFaceTB/SmolLM2-135M"', repr(str(DEMO))).replace("range(20)", "range(4)")
+    script = script.replace('"HuggingFaceTB/SmolLM2-135M-Instruct"', repr(str(DEMO))).replace("range(20)", "range(4)")
     made: list[zo_sweeps.Optimizer] = []
 
     class Kept(zo_sweeps.Optimizer):
@@ -296,7 +298,7 @@ def test_the_trainer_of_the_page_goes_on_from_its_log(tmp_path: Path, monkeypatc
     """As written, on the model that ships: the page's own assertion is that both logs are the same."""
     monkeypatch.chdir(tmp_path)
     _, script = code(LOOP, "python")
-    script = script.replace('"HuggingFaceTB/SmolLM2-135M"', repr(str(DEMO))).replace("steps=20", "steps=4")
+    script = script.replace('"HuggingFaceTB/SmolLM2-135M-Instruct"', repr(str(DEMO))).replace("steps=20", "steps=4")
     names = executed(script.replace("save_steps=10", "save_steps=2").replace("checkpoint-10", "checkpoint-2"))
     assert [len(names[name].zo.log) for name in ("whole", "resumed")] == [4, 4]
     assert (tmp_path / "out" / "checkpoint-4" / "adapter_model.safetensors").is_file()
