@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cli.common import NOWHERE, in_process
+from tests.conftest import REPO
 from tests.papers.test_grids import TRIALS
 from tests.plan.common import PLACES
 from tests.run.common import TINY
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.plan.build import build
 
-TEXT = (Path(__file__).parents[2] / "jobs" / "smoke.sh").read_text(encoding="utf-8")
+FILE = REPO / "jobs" / "smoke.sh"
+TEXT = FILE.read_text(encoding="utf-8")
 LINES = dict(re.findall(r"^(\w+)\|(.*)$", TEXT[TEXT.index("<<GRIDS") : TEXT.index("\nGRIDS\n")], re.MULTILINE))
-NAMES = {**dict(re.findall(r'^([A-Z_]+)="(.*)"$', TEXT, re.MULTILINE)), "MODEL": "model=demo"}
+NAMES = dict(re.findall(r'^([A-Z_]+)="(.*)"$', TEXT, re.MULTILINE))
 
 
 def given(grid: str) -> list[str]:
-    return re.sub(r"\$(\w+)", lambda name: NAMES[name[1]], LINES[grid]).split()
+    return re.sub(r"\$(\w+)", lambda name: NAMES[name[1]], re.sub("^MODEL", "model=demo", LINES[grid])).split()
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,21 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.unit
 def test_the_loop_is_over_all_grids() -> None:
     assert set(LINES) == set(TRIALS)
+
+
+@pytest.mark.multiprocess
+def test_folders_with_spaces_are_one_argument_each(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\nprintf '<%s>' \"$@\"; echo\n")
+    (tmp_path / "python").chmod(0o755)
+    places = {"DATA": "/d a", "MODEL": "/m b", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run(["bash", FILE], env=places, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    lines = {line.split("><")[2].removeprefix("+grid="): line for line in ran.splitlines() if "scale=smoke" in line}
+    assert lines.keys() == LINES.keys()
+    for grid, line in lines.items():
+        assert "<data.dir=/d a>" in line
+        own = [text for text in given(grid) if text != "model=demo"]
+        chosen = ["model=local", "model.path=/m b"] if LINES[grid].startswith("MODEL") else []
+        assert line.endswith("".join(f"<{text}>" for text in (f"state_dir=smoke/{grid}", *chosen, *own)))
 
 
 # Grids of the shape of another one: of the same paper, with the same axes, other models, tasks or densities.

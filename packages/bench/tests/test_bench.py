@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -105,7 +106,7 @@ def test_the_noise_part_is_measured_printed_and_written(monkeypatch: pytest.Monk
 def test_two_files_are_compared_row_by_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Changes by hand: 3 of 2 is +50 %, 1.2 of 1 is +20 % and a cost; a lost goal is exit status 1."""
+    """By hand: 3 of 2 is +50 %, 1.2 of 1 is +20 % and a cost; a lost goal, or a row with one, is exit status 1."""
     one, two = (str(tmp_path / name) for name in ("one.json", "two.json"))
     here = {"processor": "A chip", "threads": 1, "torch": "2.0", "load_average": [0.5, 0.4, 0.3]}
     speed, cost = (
@@ -127,11 +128,35 @@ def test_two_files_are_compared_row_by_row(
         "noise 1 s – – ok, only in A",
         "memory – 9 MiB – NO, only in B",
         "hosts, A → B: threads 1 → 2; load average 0.5 0.4 0.3 → 9.0 0.4 0.3",
-        "1 goal reached in A and not in B",
+        "2 goals reached in A and not in B",
     ]
     assert main(["bench", "compare", two, one]) == 0, "a goal reached again is no loss"
     assert main(["bench", "compare", one, one]) == 0
     assert "hosts, A → B: no difference" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_first_measurement_or_after_the_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [RatioRow(name, 1, "x", 1, 1, "") for name in ("one", "two")]
+    folder, measured = tmp_path / "later", list[str]()
+
+    def run(part: str, rounds: int) -> Iterator[RatioRow]:
+        for row in rows:
+            measured.append(row.name)
+            yield row
+            shutil.rmtree(folder, ignore_errors=True)
+
+    monkeypatch.setattr(measure, "run", run)
+    given = ["bench", "noise", "--json", str(folder / "x.json")]
+    assert main(given) == 2
+    assert measured == []
+    folder.mkdir()
+    capsys.readouterr()
+    assert main(given) == 2
+    told = capsys.readouterr()
+    assert [line.split()[2] for line in told.out.splitlines()] == ["one", "two"]
+    assert "cannot write" in told.err
 
 
 def test_an_unknown_part_is_refused_with_the_choices() -> None:

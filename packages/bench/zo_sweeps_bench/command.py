@@ -35,12 +35,20 @@ def bench(given: Sequence[str]) -> int:
         return _compare(one, other, console())
     if options.files:
         raise UserError(f"bench {options.part} takes no files", fix="bench compare A.json B.json does")
-    rows, to = [], console()
+    rows, to, unwritten = list[measure.RatioRow](), console(), None
+    if options.json:
+        measure.check(Path(options.json))
     for row in measure.run(options.part, options.rounds):  # an hour on a cluster's GPU may end before all rows
         say(to, measure.text([row]))
         rows.append(row)
         if options.json:
-            measure.write(rows, Path(options.json))
+            try:
+                measure.write(rows, Path(options.json))
+                unwritten = None
+            except UserError as error:  # what is measured is shown all the same
+                unwritten = error
+    if unwritten is not None:
+        raise unwritten
     return 0
 
 

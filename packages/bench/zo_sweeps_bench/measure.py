@@ -8,6 +8,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,20 @@ def unit_text(unit: str) -> str:
 def write(rows: Sequence[RatioRow], path: Path) -> None:
     """Write the rows and their host as JSON. Raises UserError if the file cannot be written."""
     content = {"host": host(), "rows": [{**asdict(row), "reached": row.reached} for row in rows]}
-    try:
+    with _writing(path):
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def check(path: Path) -> None:
+    """Raise UserError if a file cannot be written; one that is there keeps its content."""
+    with _writing(path):
+        path.open("a").close()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", where="--json") from None
 
@@ -151,5 +164,5 @@ def compared(name: str, a: RatioRow | None, b: RatioRow | None) -> tuple[str, ..
 
 
 def lost(a: RatioRow | None, b: RatioRow | None) -> bool:
-    """Return whether A reached a benchmark's goal and B does not."""
-    return a is not None and b is not None and a.reached and not b.reached
+    """Return whether A reached a benchmark's goal and B does not, or lacks it: its run may have ended before."""
+    return a is not None and a.reached and not (b is not None and b.reached)

@@ -15,6 +15,7 @@ from reference import log_of
 from toy import script
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.light_client import LOG
+from zo_sweeps.run.runner import StoppedError
 from zo_sweeps_edge.phone import Adb, DisconnectedError, Phone
 
 pytestmark = pytest.mark.multiprocess
@@ -79,6 +80,44 @@ def test_a_client_that_is_killed_is_started_again(
     assert log_of(folder) == exported[1]
     starts = [line for line in on_phone(device, "log.jsonl").read_text().splitlines() if '"start"' in line]
     assert len(starts) == 2, "the client was over before it was killed"
+
+
+def test_a_client_that_runs_on_after_a_stop_is_followed_and_ends_with_a_void_run(
+    client: Path, device: Path, folder: Path, exported: Exported, tmp_path: Path
+) -> None:
+    waits = script(tmp_path / "waits", "touch began.$$; while [ ! -e go ]; do sleep 0.02; done", f"exec {client} .")
+    looks: list[int] = []
+
+    def began() -> list[int]:
+        return [int(path.suffix[1:]) for path in on_phone(device, "").glob("began.*")]
+
+    def stopped_after(n: int) -> bool:
+        looks.append(len(began()))
+        return looks.count(1) > n
+
+    def stop() -> None:
+        looks.clear()
+        one = phone(folder, waits)
+        one.should_stop = lambda: stopped_after(5)
+        with pytest.raises(StoppedError):
+            list(one.run())
+
+    stop()
+    stop()
+    (first,) = began()
+    again = phone(folder, waits)
+    again.forget()
+    again.install()
+    command = Path(f"/proc/{first}/cmdline")  # of one that waits to be reaped: empty
+    while command.exists() and command.read_bytes():
+        time.sleep(0.02)
+    on_phone(device, f"began.{first}").unlink()
+    stop()
+    on_phone(device, "go").touch()
+    list(phone(folder, waits).run())
+    assert log_of(folder) == exported[1]
+    starts = [line for line in on_phone(device, "log.jsonl").read_text().splitlines() if '"start"' in line]
+    assert len(starts) == 1, "the one that is started when the followed one has ended finds nothing to do"
 
 
 def test_a_run_that_began_here_goes_on_there(client: Path, device: Path, folder: Path, exported: Exported) -> None:

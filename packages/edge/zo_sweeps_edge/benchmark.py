@@ -20,6 +20,7 @@ from zo_sweeps_edge.export import compiled, export, forward_inputs, traced
 from zo_sweeps_edge.noise import GaussianNoise
 from zo_sweeps_edge.program import FORWARD, Calls, Program
 from zo_sweeps_edge.rows import Frame
+from zo_sweeps_edge.session import program_of
 
 LLAMA_6M = {  # the demo model's shape
     "model_type": "llama",
@@ -120,9 +121,7 @@ class Loaded:
     """A program's `forward` in ExecuTorch's Python runtime, which reads the weights from `data` at every call."""
 
     def __init__(self, data: bytes) -> None:
-        from executorch.runtime import Runtime
-
-        self.data, self._program = data, Runtime.get().load_program(data)
+        self.data, self._program = data, program_of(data)
         self.execute = self._program.load_method(FORWARD).execute
 
 

@@ -159,18 +159,19 @@ class Phone:
             arguments: of the client, after the bundle; none for the steps.
 
         Raises DisconnectedError after `patience` seconds without the phone, UserError if the client fails, and
-        StoppedError if a stop was requested: the client runs on, and its log is read by the next attempt.
+        StoppedError if a stop was requested: the client runs on, and the next attempt follows it before it starts one.
         """
-        answered, restarts, step = time.monotonic(), -1, 0
+        answered, restarts, step, is_mine = time.monotonic(), -1, 0, False
         state: int | None = KILLED
         while True:
             if self.should_stop():
                 raise StoppedError
             try:
-                if state in (KILLED, BUSY):
-                    restarts += state == KILLED
+                if state is not None:
                     self.install()
-                    self._start(arguments)
+                    if is_mine := self._state() is not None:
+                        restarts += state == KILLED
+                        self._start(arguments)
                 time.sleep(self.poll)
                 self._read_sensors(step)
                 state = self._state()  # before the log: a client that has ended has written all of it
@@ -185,9 +186,9 @@ class Phone:
             for line in lines:
                 if line["type"] != "start":
                     restarts, step = 0, int(line["step"])
-            if state in (DONE, DIVERGED):
+            if is_mine and state in (DONE, DIVERGED):
                 return
-            if state in (FAILED, WRONG_USAGE):
+            if is_mine and state in (FAILED, WRONG_USAGE):
                 output = self.adb.shell(f"tail -n 1 {self.remote}/output.txt").strip()
                 raise UserError(f"the client failed on the phone: {output}")
             if state == KILLED and restarts == MOST_RESTARTS:
@@ -202,7 +203,7 @@ class Phone:
 
     def _state(self) -> int | None:
         """Return the client's exit status, or None while it runs."""
-        alive = "kill -0 $(cat pid) 2>/dev/null && echo alive"
+        alive = f"grep -qs {NAME} /proc/$(cat pid 2>/dev/null)/cmdline && echo alive"
         text = self.adb.shell(f"cd {self.remote} && (cat status 2>/dev/null || {{ {alive}; }}; true)").strip()
         if text == "alive":
             return None

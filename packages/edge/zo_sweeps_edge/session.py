@@ -30,7 +30,14 @@ Method = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a method of a program
 
 
 def load(file: Path | bytes) -> tuple[Method, Method]:
-    """Return the methods `forward` and `apply` of a program (.pte), in ExecuTorch's Python runtime.
+    """Return the methods `forward` and `apply` of a program (.pte); see `program_of`."""
+    program = program_of(file)
+    forward, apply = (partial(_execute, program, program.load_method(name)) for name in (FORWARD, APPLY))
+    return forward, apply
+
+
+def program_of(file: Path | bytes) -> Any:
+    """Return a program (.pte) in ExecuTorch's Python runtime.
 
     It computes with as many threads as torch; its own default is one per core. Cost: packs the delegate's weights once
     more, beside those in the file.
@@ -40,9 +47,7 @@ def load(file: Path | bytes) -> tuple[Method, Method]:
 
     if portable_lib._threadpool_get_thread_count() != torch.get_num_threads():
         portable_lib._unsafe_reset_threadpool(torch.get_num_threads())
-    program = Runtime.get().load_program(file)
-    forward, apply = (partial(_execute, program, program.load_method(name)) for name in (FORWARD, APPLY))
-    return forward, apply
+    return Runtime.get().load_program(file)
 
 
 def _execute(program: Any, method: Any, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
