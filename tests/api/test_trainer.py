@@ -230,8 +230,9 @@ def test_of_a_peft_model_the_adapter_is_trained_and_saved(tmp_path: Path) -> Non
     assert torch.allclose(loaded(TOKENS).logits, ran.model(TOKENS).logits, atol=1e-6)
 
 
-def test_autocast_and_evaluation_are_trainers(tmp_path: Path) -> None:
-    ran = trainer(tmp_path, bf16=True, eval_strategy="steps", eval_steps=3)
+@pytest.mark.parametrize("method", ["mezo", "prge"])
+def test_autocast_and_evaluation_are_trainers(method: str, tmp_path: Path) -> None:
+    ran = trainer(tmp_path, method, bf16=True, eval_strategy="steps", eval_steps=3)
     ran.train()
     assert all(0 < line.loss < 10 for line in ran.zo.log)
     logged = [key for line in ran.state.log_history for key in line]

@@ -33,13 +33,28 @@ label_field: score
 dialects:
   mezo: {loss: candidates, template: "{{ one }} is", options: [" no", " yes"]}
 """
-VALUES = {"stsb": 0.5, "demo_remarks": 0.875}
+MOOD = """
+name: mood
+display: Moods
+kind: classification
+metric: {name: f1, positive: 1}
+source: packaged
+local: demo
+fields: [sentence]
+label_field: label
+dialects:
+  mezo: {loss: candidates, template: "{{ sentence }} It was", options: [" terrible", " great"]}
+"""
+VALUES = {"stsb": 0.5, "demo_remarks": 0.875, "mood": 0.25, "calm": 0.75}
 
 
 def planned(folder: Path, tasks: list[str], *overrides: str, **grid: Any) -> tuple[Composer, Plan]:
     conf = write_grid(folder / "conf", changed(axes={"task": tasks}, **grid))
     (conf / "task").mkdir(exist_ok=True)
     (conf / "task" / "stsb.yaml").write_text(STSB)
+    (conf / "task" / "mood.yaml").write_text(MOOD)
+    calm = MOOD.replace("mood", "calm").replace("Moods", "Calm").replace("{name: f1, positive: 1}", "f1_macro")
+    (conf / "task" / "calm.yaml").write_text(calm)
     for split in ("train", "validation", "test"):
         rows = [json.dumps({"one": f"row {i}", "score": i % 3}) + "\n" for i in range(8)]
         (folder / "data" / "stsb").mkdir(parents=True, exist_ok=True)
@@ -108,6 +123,26 @@ def test_a_table_of_one_other_metric_is_named_by_it(tmp_path: Path) -> None:
     (table,) = tables(plan, composer, standing(plan, tmp_path))
     assert to_text(table).startswith("tiny: macro F1 (%).")
     assert table.cells["zo", "demo_remarks"].mean == pytest.approx(87.5)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "head", "named"),
+    [
+        (["demo_remarks", "mood"], "tiny: accuracy (%).", "F1: Moods"),
+        (["mood", "calm", "demo_remarks"], "tiny: accuracy (%).", "F1: Moods; macro F1: Calm"),
+        (["calm", "mood"], "tiny: macro F1 (%).", "F1: Moods"),
+        (["mood", "stsb"], "tiny: F1 (%; Pearson correlation: STS-B).", ""),
+    ],
+)
+def test_metrics_of_one_unit_are_named_where_they_are_not_the_tables(
+    tasks: list[str], head: str, named: str, tmp_path: Path
+) -> None:
+    """They have one average, as in the papers, where F1 stands among accuracies."""
+    composer, plan = planned(tmp_path, tasks)
+    (table,) = tables(plan, composer, standing(plan, tmp_path))
+    assert to_text(table).startswith(head)
+    assert [line for line in table.spec.footnotes if "Moods" in line or "Calm" in line] == [named] * bool(named)
+    assert named in to_text(table)
 
 
 def test_figures_label_their_axes_by_the_metric(tmp_path: Path) -> None:

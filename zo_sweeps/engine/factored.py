@@ -149,7 +149,7 @@ def _add_product(into: Tensor, x: Tensor, U: Tensor) -> None:
     if x.shape[-1] == 1 and into.dtype == torch.float32:
         into.addcmul_(x, U.mT)  # rank 1: a pass over the memory of `into`, five times as fast as the product
     else:
-        into.baddbmm_(x, U.mT.contiguous())
+        into.baddbmm_(x.to(into.dtype), U.mT.to(into.dtype).contiguous())  # autocast chooses that of `into`
 
 
 def _of_features(points: _Points, layer: nn.Module, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

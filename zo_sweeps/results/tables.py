@@ -186,6 +186,7 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         what = f"the layout {layout.layout!r} shows no dev scores, and `within` is of these"
         raise UserError(what, where=where, fix="use dev_accuracy or dev_loss")
     measure, measures = column_measures(plan, layout.layout, measure)
+    names = _names(plan, layout.layout, measure, measures)
     if measure.metric.startswith("dev/") and measure.name and "dev" not in measure.name.split():
         measure = replace(measure, name=f"{measure.name} on dev")  # a metric's name alone is that of its test score
     trained = {cell.block for cell in plan.cells if plan.every[cell.trial_id].steps} if measure.of_step else ()
@@ -216,7 +217,7 @@ def _spec(plan: Plan, composer: Composer, name: str, definitions: Mapping[str, S
         altered=changed,
         extents=extents(plan, composer),
         whole=all(block in blocks and column in plan.labels for block, column in changed),
-        footnotes=(*layout.footnotes, *definitions.get(defined, ())),
+        footnotes=(*layout.footnotes, *definitions.get(defined, ()), *names),
         flags=_differences(plan, layout, changed),
         average=layout.average,
         rank=layout.rank,
@@ -274,9 +275,23 @@ def column_measures(plan: Plan, layout: str, measure: Measure) -> tuple[Measure,
         return measure, {}
     metrics = {column: one for column, one in metrics_of(plan, what).items() if one is not None}
     own = {column: _of(metric, measure, layout) for column, metric in metrics.items()}
-    if len(set(own.values())) == 1 and len(own) == len(plan.labels):
-        return next(iter(own.values())), {}
+    every = set(own.values())
+    if len(own) == len(plan.labels) and (len(every) == 1 or all(one.name for one in every)):
+        measure = next(iter(own.values()))  # no column has the layout's own
     return measure, {column: one for column, one in own.items() if not _alike(one, measure)}
+
+
+def _names(plan: Plan, layout: str, measure: Measure, apart: Collection[str]) -> list[str]:
+    """Return a line that names the metrics of the columns which keep `measure` and have another; none: no line."""
+    split, _, what = measure.metric.partition("/")
+    metrics = metrics_of(plan, what) if split in ("test", "dev") and what != "loss" and not measure.reaches else {}
+    others: dict[str, list[str]] = {}
+    for column, metric in metrics.items():
+        if metric is not None and column not in apart:
+            others.setdefault(metric.display or metric.name, []).append(plan.labels[column])
+    known = (measure.name, *layout.split("_"))  # accuracy_difference is of accuracy
+    named = [f"{name}: {', '.join(labels)}" for name, labels in others.items() if name not in known]
+    return ["; ".join(named)] if len(others) > 1 and named else []
 
 
 def of_shares(plan: Plan, measure: Measure) -> frozenset[str]:

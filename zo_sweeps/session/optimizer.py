@@ -148,7 +148,7 @@ class Optimizer(torch.optim.Optimizer):
         number, lr, seen = len(self.log) + 1, float(self.param_groups[0]["lr"]), _Seen()
         f, state = self._objective(closure), self._state
         try:
-            with _called_one_by_one():
+            with _called_one_by_one(), torch.autocast(self._device, enabled=False):
                 if not self.log:
                     self._check_reads(f)
                 estimate, self._state = step(
@@ -159,6 +159,10 @@ class Optimizer(torch.optim.Optimizer):
         self.estimate, self.losses = estimate, seen.of_points
         self.log.append(Logged(lr, estimate.loss, estimate.coefs))
         return estimate.loss
+
+    @property
+    def _device(self) -> str:
+        return next(iter(self.space.params.values())).device.type
 
     def _write(self) -> None:
         """Write the entries of a sparse space into the model's weights, which hold the last point's."""
@@ -175,12 +179,15 @@ class Optimizer(torch.optim.Optimizer):
             )
             raise UserError(what, fix="write lambda points: ..., or mode='sequential' for one point in each")
 
-        draws = any(layer.training for layer in self._model.modules())
+        draws, kind = any(layer.training for layer in self._model.modules()), self._device
+        # That around the step is of the closure alone: an update in half precision is one that no replay makes.
+        cast = {"dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
 
         def f(points: int) -> Tensor:
             call = partial(closure, points) if takes_points else closure
             before = _drawn() if draws else None
-            returned = call()
+            with torch.autocast(kind, **cast):
+                returned = call()
             if before is not None and not all(map(torch.equal, before, _drawn())):
                 what = "the closure draws random numbers, others at each point of a step: dropout, or a minibatch"
                 raise UserError(what, fix="call model.eval(), and draw the minibatch outside of the closure")

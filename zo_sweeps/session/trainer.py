@@ -37,7 +37,7 @@ class ZOTrainer(Trainer):
         config_dirs: folders with methods and members of your own, as --config-dir.
 
     A checkpoint holds what Trainer's does, but the log, `run.jsonl`, in place of the optimizer's state; where the
-    method trains an adapter of its own (prge), the adapter in PEFT format. `train(resume_from_checkpoint=...)` replays
+    method trains an adapter of its own (prge), that alone, in PEFT format. `train(resume_from_checkpoint=...)` replays
     the log over the weights that the model was loaded with, bit for bit and without a forward; `zo_sweeps.replay` does
     so without a Trainer.
 

@@ -107,6 +107,7 @@ class LowRankLinear(PointLinear):
             return y + F.linear(F.linear(x, A), B).mul(self.scaling)
         P = B.shape[0]
         h = grouped(F.linear(x, A), P) if A.dim() == 2 else torch.bmm(grouped(x, P), A.transpose(1, 2))
+        h, B = h.to(y.dtype), B.to(y.dtype)  # which autocast may have chosen
         return ungrouped(grouped(y, P).baddbmm_(h, B.transpose(1, 2), alpha=self.scaling), x)
 
 
