@@ -24,6 +24,7 @@ LLAMA = {
 TINY: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "mistral": {**LLAMA, "model_type": "mistral"},
+    "qwen2": {**LLAMA, "model_type": "qwen2"},
     "opt": {
         "model_type": "opt",
         "vocab_size": 4096,

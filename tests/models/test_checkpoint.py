@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from tests.models.common import TINY, local
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.models.checkpoint import INDEX, read_checkpoint_info
+from zo_sweeps.models.checkpoint import INDEX, TokenizerFile, read_checkpoint_info
 from zo_sweeps.models.families import describe
 from zo_sweeps.models.identity import DEMO, status
+from zo_sweeps.models.load import load
 
 pytestmark = pytest.mark.unit
 
@@ -219,3 +223,18 @@ def test_a_git_lfs_pointer(checkpoint):
 def test_the_demo_folder_is_a_local_model_too(tmp_path):
     shutil.copytree(DEMO, tmp_path / "copy")
     assert status(local(tmp_path / "copy")).available
+
+
+@pytest.mark.parametrize("stored", ["plain", "cut and padded"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_plan_and_a_run_read_the_same_tokens(family: str, stored: str, checkpoint: Callable[..., Path]) -> None:
+    """Of a Qwen2, transformers would take its own class; a file may keep how its last text was cut and padded."""
+    folder = checkpoint(family)
+    if stored == "cut and padded":
+        tokenizer = AutoTokenizer.from_pretrained(str(DEMO))
+        tokenizer(["x y"], padding="max_length", truncation=True, max_length=24)
+        tokenizer.save_pretrained(folder)
+    model, planned = load(local(folder), torch.float32, "cpu"), TokenizerFile(folder)
+    for text in ("naïve ☃ it's 1234 ok", "a long text " * 20, "a"):
+        assert model.tokenizer(text)["input_ids"] == planned(text)["input_ids"]
+    assert len(model.tokenizer) == len(planned.get_vocab())

@@ -281,6 +281,7 @@ def test_every_wrong_option_of_a_block_is_listed(tmp_path: Path) -> None:
         (["split.seed=-1"], "split.seed must be from 0 to"),
         (["grid.seeds=[0,-1]"], "seed must be from 0 to"),
         (["grid.seeds=[4294967296]"], "seed must be from 0 to"),
+        (["seed=5", "grid.seeds=[1,2]"], "seed and grid.seeds are both set"),
         (["grid.seeds=[]"], "has no trials"),
         (["evaluation.mode=diagonal"], "unknown mode 'diagonal'"),
         (["update=adam", "method=mezo", "update.schedule=cosin", "grid.relabel=true"], "unknown schedule 'cosin'"),

@@ -457,6 +457,10 @@ def test_another_weight_and_another_example_are_found(
     weights.write_bytes(whole)
     status, text = said(capsys, "verify", swept.file, "--model", model, "--data", swept.data)
     assert (status, text.count("a weight, the configuration or the tokenizer is another")) == (1, 3)
+    status, text = said(capsys, "verify", swept.file, "--model", model, "--model", model, "--data", swept.data)
+    assert (status, text.count("?      "), text.count("none of the 2 models here is its")) == (1, 3, 3)
+    several = ["--model", swept.model, "--model", model, "--data", swept.data]
+    assert said(capsys, "verify", swept.file, swept.id("zo"), *several)[0] == 0
     test = data / "sst2" / "test.jsonl"
     test.write_text(test.read_text().replace("film 7", "film 8"))
     status, text = said(capsys, "verify", swept.file, "--model", swept.model, "--data", data)

@@ -71,7 +71,8 @@ def verify(given: Sequence[str]) -> int:
     parser.add_argument("file", type=expanduser, metavar="FILE")
     parser.add_argument("trials", nargs="*", metavar="TRIAL_ID", help="these alone; default: all")
     parser.add_argument("--key", type=expanduser, metavar="FILE", help="public key that must have signed it")
-    parser.add_argument("--model", type=expanduser, metavar="DIR", help="your copy of its model, if that does not ship")
+    text = "your copy of its model, if that does not ship; of several, once each"
+    parser.add_argument("--model", action="append", type=expanduser, default=[], metavar="DIR", help=text)
     parser.add_argument("--data", type=expanduser, metavar="DIR", help="your copy of its data, as data.dir")
     text = "your copy of its members"
     parser.add_argument("--config-dir", action="append", type=expanduser, default=[], metavar="FOLDER", help=text)
@@ -79,9 +80,9 @@ def verify(given: Sequence[str]) -> int:
     from zo_sweeps.session.verify import Copies
     from zo_sweeps.session.verify import verify as compute
 
-    key, model, data = (Path(name) if name else None for name in (options.key, options.model, options.data))
+    key, data = (Path(name) if name else None for name in (options.key, options.data))
     source = archive.read(Path(options.file), key)
-    findings = compute(source, Copies(model, data, options.config_dir), options.trials)
+    findings = compute(source, Copies([*map(Path, options.model)], data, options.config_dir), options.trials)
     return _verified(source, options.file, findings, console())
 
 

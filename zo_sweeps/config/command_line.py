@@ -145,6 +145,8 @@ def _sorted(overrides: Sequence[str]) -> tuple[Forced, tuple[str, ...]]:
     for key, other in EITHER.items():
         if key in values and any(value is not None for value in values.get(other, ())):
             raise both(key, other, PLACE)
+    if "seed" in values and any(_key(text) == "grid.seeds" for text in run_level):
+        raise both("seed", "grid.seeds", PLACE)
     return {**choices, **values}, tuple(run_level)
 
 

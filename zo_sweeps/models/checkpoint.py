@@ -221,6 +221,8 @@ class TokenizerFile:
         except Exception as error:  # the library raises no other type, whatever is wrong
             reason = " ".join(str(error).split())
             raise UserError(f"the tokenizer cannot be read ({reason})", where=str(folder / FILE)) from None
+        self._tokenizer.no_padding()  # which a file may keep, and transformers turns off
+        self._tokenizer.no_truncation()
         self.added_tokens_decoder: dict[int, Any] = self._tokenizer.get_added_tokens_decoder()
         named = settings if "added_tokens_decoder" in settings else {**settings, **special}
         texts = {key: one.get("content") if isinstance(one, dict) else one for key, one in named.items()}

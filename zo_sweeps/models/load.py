@@ -21,7 +21,7 @@ from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import WeightOnlyPrecision
 from zo_sweeps.models import families, identity
 from zo_sweeps.models.causal import CausalModel, MaskedLanguageModel
-from zo_sweeps.models.checkpoint import read_checkpoint_info
+from zo_sweeps.models.checkpoint import FILE, SETTINGS, read_checkpoint_info, read_object
 from zo_sweeps.models.identity import DEMO, folder_of, repo_of, revision_of
 from zo_sweeps.models.package import Package
 from zo_sweeps.models.package import of as package_of
@@ -33,6 +33,8 @@ HARMLESS = re.compile(
     r"|^(lm_head|embed_out|cls\.predictions)\.(decoder\.)?(weight|bias)$"
     r"|(^|\.)(pooler|seq_relationship)\."
 )
+
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes of tokenizers, until and since transformers 5
 
 
 def load(
@@ -121,7 +123,7 @@ def _pretrained(
     codes: WeightOnlyPrecision | None,
     packaged: bool = False,
 ) -> tuple[Any, Any]:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     where: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     as_codes: dict[str, Any] = {}
@@ -140,7 +142,10 @@ def _pretrained(
             ignore_mismatched_sizes=True,  # checked below, in a line that names the tensor
             **where,
         )
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **where)
+        # Of a class that is its file alone, AutoTokenizer takes that of some model types (Qwen2), with other ids.
+        own = read_object(folder / SETTINGS).get("tokenizer_class") in GENERIC and (folder / FILE).is_file()
+        kind: Any = PreTrainedTokenizerFast if own else AutoTokenizer
+        tokenizer = kind.from_pretrained(str(folder), local_files_only=True)
     except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise

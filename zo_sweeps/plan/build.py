@@ -320,7 +320,8 @@ def _caveats(
         places.setdefault(cell.trial_id, set()).add((cell.block, _column(grid, cell, trials[cell.trial_id])))
     shared = sum(len(where) for where in places.values() if len(where) > 1)
     if shared:
-        found.append(f"{shared} entries became identical to others under these overrides and share their trials")
+        under = " under these overrides" * bool(composer.forced)
+        found.append(f"{shared} entries became identical to others{under} and share their trials")
     if composer.left_out:
         found.append(f"left out: {', '.join(composer.left_out)}")
     forced = composer.forced

@@ -181,12 +181,12 @@ class Optimizer(torch.optim.Optimizer):
 
         draws, kind = any(layer.training for layer in self._model.modules()), self._device
         # That around the step is of the closure alone: an update in half precision is one that no replay makes.
-        cast = {"dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
+        cast = partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
         def f(points: int) -> Tensor:
             call = partial(closure, points) if takes_points else closure
             before = _drawn() if draws else None
-            with torch.autocast(kind, **cast):
+            with cast():
                 returned = call()
             if before is not None and not all(map(torch.equal, before, _drawn())):
                 what = "the closure draws random numbers, others at each point of a step: dropout, or a minibatch"

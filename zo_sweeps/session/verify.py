@@ -81,9 +81,9 @@ class _MissingError(UserError):
 
 @dataclass(frozen=True)
 class Copies:
-    """The reader's own copies: a folder of a model (HF format), of data (`data.dir`), and folders of own members."""
+    """The reader's own copies: folders of models (HF format), of data (`data.dir`), and of own members."""
 
-    model: Path | None = None
+    models: Sequence[Path] = ()
     data: Path | None = None
     members: Sequence[str] = ()
 
@@ -332,7 +332,7 @@ def _here(config: TrialConfig, copies: Copies) -> TrialConfig:
         what = f"its {'text' if texts else 'rows'} ({config.task.name}) do not ship with zo_sweeps"
         raise _MissingError(what, fix=fix)
     device = config.device if config.device.cpu else replace(config.device, kind="auto")
-    model = _model(config.model, copies.model)
+    model = _model(config.model, copies.models)
     here = replace(config, model=model, data=replace(config.data, dir=folder), device=device)
     here = replace(here, task=replace(config.task, fingerprint=_rows(here)))
     text, missing = fingerprint_texts(here) if texts else (config.data.text_fingerprint, "")
@@ -343,18 +343,23 @@ def _here(config: TrialConfig, copies: Copies) -> TrialConfig:
     return here
 
 
-def _model(model: Model, folder: Path | None) -> Model:
+def _model(model: Model, folders: Sequence[Path]) -> Model:
     """Return a trial's model as it is here, with its fingerprint here: a hub's names a model, and not its content."""
-    if model.source not in (ModelSource.DEMO, ModelSource.RANDOM):
-        if folder is None:
-            fix = "name your copy of it with --model DIR"
-            raise _MissingError(f"its model ({model.name}, {model.fingerprint}) does not ship with zo_sweeps", fix=fix)
-        model = replace(model, source=ModelSource.LOCAL, path=str(folder))
-    found = fingerprint_model(model)
-    if found != model.fingerprint and not model.fingerprint.startswith(OF_A_HUB):
-        what = f"its model is {model.fingerprint}, and the one here {found}"
+    of_hub = model.fingerprint.startswith(OF_A_HUB)
+    if model.source in (ModelSource.DEMO, ModelSource.RANDOM):
+        here = [model]
+    else:
+        here = [replace(model, source=ModelSource.LOCAL, path=str(folder)) for folder in folders]
+    found = [replace(one, fingerprint=fingerprint_model(one)) for one in here]
+    if same := [one for one in found if one.fingerprint == model.fingerprint or (of_hub and len(found) == 1)]:
+        return same[0]
+    if len(found) == 1:
+        what = f"its model is {model.fingerprint}, and the one here {found[0].fingerprint}"
         raise _WrongError(f"{what}: a weight, the configuration or the tokenizer is another")
-    return replace(model, fingerprint=found)
+    what = f"its model ({model.name}, {model.fingerprint}) does not ship with zo_sweeps"
+    if found:
+        what = f"none of the {len(found)} models here is its ({model.name}, {model.fingerprint})"
+    raise _MissingError(what, fix=f"name your copy of it{' alone' * of_hub} with --model DIR")
 
 
 def _rows(config: TrialConfig) -> str:

@@ -15,6 +15,7 @@ from zo_sweeps.tasks.spec import MASK, TaskSpec
 from zo_sweeps.tasks.templates import Solved, chat_of
 
 Ids = tuple[int, ...]  # of tokens
+SHOWN = 60  # characters of a prompt in a message, the last ones
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def encode_prompt(
         ids = token_ids(tokenizer, with_option)
         answer_length = len(ids) - len(prompt_ids)
         if answer_length < 1:
-            raise _no_token(spec, option)
+            raise _no_token(spec, option, shown)
         if before:
             ids = token_ids(tokenizer, after)
         truncated = truncated or len(ids) > room
@@ -166,7 +167,7 @@ def _encode_turns(
         ids = token_ids(tokenizer, with_option)
         begin = common(prompt_ids, ids)
         if begin == len(ids):
-            raise _no_token(spec, option)
+            raise _no_token(spec, option, text)
         if (surplus := max(len(prompt_ids) - room, len(ids) - max_length)) > 0:
             ids, cut = without_surplus(ids, surplus)
             ids, begin, truncated = ids[:max_length], begin - cut, True
@@ -194,8 +195,10 @@ def _example(
     )
 
 
-def _no_token(spec: TaskSpec, option: str) -> UserError:
-    return UserError(f"the option {option!r} adds no token to its prompt", where=f"task {spec.name!r} ({spec.dialect})")
+def _no_token(spec: TaskSpec, option: str, prompt: str) -> UserError:
+    what = f"the option {option!r} adds no token to its prompt {prompt[-SHOWN:]!r}"
+    fix = "give the option, or the row's answer, a word"
+    return UserError(what, where=f"task {spec.name!r} ({spec.dialect})", fix=fix)
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
