@@ -45,7 +45,9 @@ EXIT = {"FINISHED": 0, "FAILED": 1, "KILLED": 130}  # MLflow status of the sweep
 def run(given: Sequence[str]) -> int:
     """Run a grid: plan it, run the trials that have no result yet, print its tables. The default command."""
     parser = grid_parser("run", run.__doc__)
-    text = "rerun trials that ended as failed, lost, diverged, out_of_memory, stopped or succeeded, or one trial by its "
+    text = (
+        "rerun trials that ended as failed, lost, diverged, out_of_memory, stopped or succeeded, or one trial by its "
+    )
     text += "id; earlier results of theirs are set aside"
     parser.add_argument("--rerun", action="append", default=[], metavar="STATE|TRIAL_ID", help=text)
     parser.add_order()
