@@ -704,23 +704,25 @@ def test_bad_input_is_one_clear_line(
 def test_a_row_of_others_says_under_which_conditions_and_leaves_the_table_as_it_was() -> None:
     layout, records = small()
     own = build(layout, records, PUBLISHED)
-    both = exchange.below(own, build(replace(layout, caveats=("run on another model",)), records), "Jane (SHA256:x)")
+    both = exchange.below(
+        own, build(replace(layout, caveats=("run on another model",)), records), "Jane (SHA256:x)", "0a1b"
+    )
     assert {key: both.cells[key] for key in own.cells} == dict(own.cells)
     assert (both.rows[: len(own.rows)], both.footnotes[: len(own.footnotes)]) == (own.rows, own.footnotes)
     (note,) = {both.row_notes[key][-1] for key, _ in both.rows[len(own.rows) :]}
     assert note in both.footnotes
     assert note.startswith("imported: the results of Jane (SHA256:x), as the archive has them;")
     assert note.endswith("other conditions than above: run on another model")
-    theirs = both.cells["Jane (SHA256:x)/full", "sst2"]
+    theirs = both.cells["0a1b/full", "sst2"]
     assert theirs.notes == own.cells["full", "sst2"].notes
     assert to_text(both)
     other = build(replace(layout, measure=replace(layout.measure, unit="points")), records)
-    refused = exchange.below(own, other, "Jane (SHA256:x)")
+    refused = exchange.below(own, other, "Jane (SHA256:x)", "0a1b")
     assert refused.rows == own.rows
     assert "the imported results of Jane (SHA256:x) are not shown" in to_text(refused)
-    assert exchange.below(own, None, "Jane (SHA256:x)") == own
+    assert exchange.below(own, None, "Jane (SHA256:x)", "0a1b") == own
     sooner = build(replace(layout, caption="Within 15 seconds of training steps."), records)
-    assert exchange.below(own, sooner, "Jane (SHA256:x)").rows == own.rows
+    assert exchange.below(own, sooner, "Jane (SHA256:x)", "0a1b").rows == own.rows
 
 
 def test_a_row_of_others_over_fewer_columns_has_no_mean_or_rank_beside_ones_over_all() -> None:
@@ -728,11 +730,22 @@ def test_a_row_of_others_over_fewer_columns_has_no_mean_or_rank_beside_ones_over
     layout = replace(layout, average=True, rank=True, largest=True)
     own, whole = build(layout, records), build(layout, records)
     fewer = build(replace(layout, columns=layout.columns[:2], flags=()), records)
-    row = "Jane (SHA256:x)/full"
+    row = "0a1b/full"
     for theirs, there in ((whole, True), (fewer, False)):
-        both = exchange.below(own, theirs, "Jane (SHA256:x)")
+        both = exchange.below(own, theirs, "Jane (SHA256:x)", "0a1b")
         assert both.cells[row, "sst2"].mean is not None
-        assert [both.cells[row, over] == theirs.cells["full", over] for over in (AVERAGE, LARGEST, RANK)] == [there] * 3
+        same = [both.cells[row, over] == theirs.cells["full", over] for over in (AVERAGE, LARGEST, RANK)]
+        assert same == [there, there, False], "a rank is among the rows of one table"
+
+
+def test_two_archives_of_one_author_keep_their_own_numbers() -> None:
+    layout, records = small()
+    both = own = build(layout, records)
+    for digest, test in (("0a1b", 0.6), ("2c3d", 0.5)):
+        better = [replace(one, metrics={**one.metrics, "test/metric": test}) for one in records]
+        both = exchange.below(both, build(layout, better), "Jane (SHA256:x)", digest)
+    assert [both.cells[f"{digest}/full", "sst2"].mean for digest in ("0a1b", "2c3d")] == pytest.approx([60.0, 50.0])
+    assert len(both.rows) == 3 * len(own.rows)
 
 
 def test_a_trial_of_a_gpu_is_computed_again_on_the_reader_s_machine() -> None:

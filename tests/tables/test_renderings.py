@@ -19,8 +19,9 @@ import pytest
 from zo_sweeps.tables import Table, build, to_csv, to_latex, to_markdown, to_text
 from zo_sweeps.tables.html import to_html
 from zo_sweeps.tables.published import load
-from zo_sweeps.tables.records import Rule
+from zo_sweeps.tables.records import Measure, Rule
 from zo_sweeps.tables.renderings import latex_escape, published_to_text
+from zo_sweeps.tables.text_cells import main_grid, notes, plain
 
 from .examples import LR, PUBLISHED, Q, measure, record, shuffled, small, spec
 
@@ -202,6 +203,33 @@ def test_numbers_are_in_a_unit_that_fits_them_except_beside_published_ones_and_i
     assert "(s/step)" in to_text(replace(table, cells=published))
 
 
+def test_a_value_without_a_spread_is_of_one_run_unless_it_is_over_columns_or_rows() -> None:
+    columns = (("sst2", "SST-2"), ("rte", "RTE"))
+    rows = (("z", "Zero-shot"), ("zo", "ZO"))
+    once = [record(block="z", column=key, also=(1, 2)) for key, _ in columns]
+    thrice = [record(column=key, seed=seed, test=0.8 + 0.01 * seed) for key, _ in columns for seed in range(3)]
+    unless = "A value without ± is of one run, unless it is an average, a rank, a ratio or a difference."
+    for average, records, line in (
+        (False, once, "Every value is of one run."),
+        (False, [*once, *thrice], "A value without ± is of one run."),
+        (True, [*once, *thrice], unless),
+        (True, once, unless),
+    ):
+        assert line in notes(build(spec(rows=rows, columns=columns, average=average), records))
+
+
+def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
+    table = build(spec(measure=Measure(metric="test/metric", unit="", digits=3)), [record(test=-0.0004)])
+    assert "0.000" in to_text(table).split()
+
+
+def test_marks_are_in_the_order_of_the_notes() -> None:
+    table = build(spec(), [record()])
+    cell = replace(table.cells["zo", "sst2"], notes=("two", "one"))
+    table = replace(table, cells={("zo", "sst2"): cell}, footnotes=("one", "two"))
+    assert main_grid(table).rows[0][1].marks == ("a", "b")
+
+
 def test_latex_names_its_packages_in_its_first_line(table: Table) -> None:
     text = to_latex(table, table)
     assert text.startswith("% in the preamble: \\usepackage{booktabs,graphicx}\n\\begin{table}")
@@ -302,6 +330,9 @@ def test_two_axes_that_end_alike_are_printed_in_full() -> None:
 def test_hyperparameters_are_printed_as_people_write_them() -> None:
     records = [record({LR: lr, Q: 1, "evaluation.mode": "both"}, dev=lr) for lr in (1e-7, 5e-7)]
     assert "1e-7↓ · 1 · both" in to_text(build(spec(), records), width=100)
+    assert [plain(value) for value in (20240102, 1_000_001, 0.00015, 1.2345678e-7, True)] == [
+        *("20240102", "1000001", "0.00015", "1.2345678e-7", "True")
+    ]
 
 
 @pytest.mark.multiprocess

@@ -11,11 +11,12 @@ import pytest
 
 from zo_sweeps.tables import build
 from zo_sweeps.tables.published import load
+from zo_sweeps.tables.records import RANK
 from zo_sweeps.tables.renderings import to_csv
 from zo_sweeps.tables.stats import by_example, interval, mcnemar, mean_ranks
 from zo_sweeps.tables.text_cells import notes, value_text
 
-from .examples import record, spec
+from .examples import measure, record, spec
 
 pytestmark = pytest.mark.unit
 
@@ -108,6 +109,18 @@ def test_values_that_print_alike_share_a_rank() -> None:
     records = [record({}, block="a", test=0.90001), record({}, block="b", test=0.90002)]
     table = build(spec(rows=ROWS, rank=True), records)
     assert table.cells["a", "rank"].mean == table.cells["b", "rank"].mean == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "unit"), [("step_time", "seconds_per_step", 1e-3), ("memory", "peak_memory_bytes", 2**20)]
+)
+def test_values_that_print_alike_share_a_rank_in_the_unit_they_are_printed_in(
+    name: str, metric: str, unit: float
+) -> None:
+    layout = spec(measure=measure(name), rank=True, rows=(("a", "A"), ("b", "B"), ("c", "C")))
+    values = {"a": 1.501, "b": 1.499, "c": 2.5}
+    table = build(layout, [record(block=row, metrics={metric: value * unit}) for row, value in values.items()])
+    assert [table.cells[row, RANK].mean for row in values] == [1, 1, 2]
 
 
 def test_mcnemar_is_the_two_sided_test_of_a_fair_coin() -> None:

@@ -124,7 +124,8 @@ def import_(given: Sequence[str]) -> int:
         say(to, f"{counted(n, 'trial')} of {source.title} new in {where}; the sweep's own command goes on there")
         return 0
     made = take_in(source, composer.run.folder, composer)
-    table = Command.of([f"+grid={source.grid}", *options.overrides], options.config_dir).table
+    others = [text for text in options.overrides if not text.startswith("+grid=")]
+    table = Command.of([f"+grid={source.grid}", *others], options.config_dir).table
     say(to, f"{'imported' if made.new else 'imported before'}: {source.title}, {counted(made.trials, 'trial')}")
     say(to, f"by {source.whose}")
     say(to, f"`{table}` shows its rows below your own; to undo, remove {made.folder}")

@@ -361,12 +361,15 @@ def with_imported(tables: Sequence[Table], plan: Plan, composer: Composer) -> li
             # It was whole when it was imported: its folder was changed since, or this version reads other keys.
             what = f"an imported archive that cannot be read ({type(error).__name__}: {error})"
             raise UserError(what, where=str(folder), fix="remove that folder, and import the archive again") from None
-        found = [below(table, theirs.get(table.spec.name), str(facts["whose"])) for table in found]
+        found = [below(table, theirs.get(table.spec.name), str(facts["whose"]), folder.name) for table in found]
     return found
 
 
-def below(table: Table, theirs: Table | None, whose: str) -> Table:
-    """Return a table with the rows of another of the same layout below its own, each labelled with whose it is."""
+def below(table: Table, theirs: Table | None, whose: str, key: str) -> Table:
+    """Return a table with the rows of another of the same layout below its own, each labelled with whose it is.
+
+    `key` tells an archive apart from others, also of the same author.
+    """
     if theirs is None:
         return table
     if not _comparable(theirs.spec, table.spec):
@@ -376,7 +379,7 @@ def below(table: Table, theirs: Table | None, whose: str) -> Table:
     if {*theirs.spec.caveats} != {*table.spec.caveats}:
         caveats = "; ".join(theirs.spec.caveats) or "none of the notes below but those of the grid as written"
         note += f"; other conditions than above: {caveats}"
-    return appended(table, theirs, whose, whose.rpartition(" (")[0], note)
+    return appended(table, theirs, key, whose.rpartition(" (")[0], note)
 
 
 def _comparable(one: TableSpec, other: TableSpec) -> bool:
@@ -391,11 +394,13 @@ def _comparable(one: TableSpec, other: TableSpec) -> bool:
 def appended(table: Table, theirs: Table, key: str, name: str, note: str) -> Table:
     """Return a table with the rows of another of the same layout below its own.
 
-    `key` tells the rows apart from others, `name` stands after each row's label, `note` is a footnote on each. What is
-    over all columns, a mean or a rank, is left out if the other table has other columns.
+    `key` tells the rows apart from others, `name` stands after each row's label, `note` is a footnote on each. Ranks,
+    which are among the rows of one table, are left out, and means over columns if the other table has others.
     """
     rows, cells, row_notes = list(table.rows), dict(table.cells), dict(table.row_notes)
-    apart = (AVERAGE, LARGEST, RANK) if dict(theirs.spec.columns).keys() != dict(table.spec.columns).keys() else ()
+    apart = (RANK, AVERAGE, LARGEST)[
+        : None if dict(theirs.spec.columns).keys() != dict(table.spec.columns).keys() else 1
+    ]
     footnotes = dict.fromkeys(table.footnotes)
     for block, label in theirs.rows:
         row = f"{key}/{block}"

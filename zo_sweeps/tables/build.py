@@ -14,6 +14,7 @@ from zo_sweeps.core.errors import UserError, require_known
 from zo_sweeps.core.place import apart
 from zo_sweeps.core.trial import TrialState
 from zo_sweeps.tables.cells import CellState, Extent, Table, TableCell, place_flags, places_of, together
+from zo_sweeps.tables.page import readable
 from zo_sweeps.tables.published import Published
 from zo_sweeps.tables.records import AVERAGE, IN_CELL, LARGEST, MISSING, NOT_RUN, RANK, Flag, Measure, Record, TableSpec
 from zo_sweeps.tables.select import HyperparameterSetting, edges, select, settings, so_far
@@ -66,7 +67,8 @@ def build(spec: TableSpec, records: Iterable[Record], published: Published | Non
             means = [cell.mean for cell in cells if cell.mean is not None]
             drafts[block, LARGEST] = _over_columns(cells, max(means, default=None), number, cells[0].state)
     if spec.rank:
-        drafts |= _ranks(spec, drafts, published)
+        printed = readable(Table(spec, published, spec.rows, spec.columns, drafts, {}, {}, ()))
+        drafts |= _ranks(printed, drafts, published)
     further = ((spec.average, AVERAGE, "Average"), (spec.largest, LARGEST, "Largest"), (spec.rank, RANK, "Rank"))
     columns = (*spec.columns, *((key, label) for there, key, label in further if there))
     of_column = {key: [r for block, _ in spec.rows for r in grouped.get((block, key), [])] for key, _ in spec.columns}
@@ -365,15 +367,15 @@ def _average(spec: TableSpec, cells: Sequence[TableCell]) -> TableCell:
 
 
 def _ranks(
-    spec: TableSpec, drafts: Mapping[tuple[str, str], TableCell], published: Published | None
+    printed: Table, drafts: Mapping[tuple[str, str], TableCell], published: Published | None
 ) -> dict[tuple[str, str], TableCell]:
     """Compute each row's mean over the columns of its dense rank by the printed (rounded) means, and the paper's own.
 
     Only rows with a value in every column are ranked.
     """
-    columns = []
+    spec, columns = printed.spec, []
     for key, _ in spec.columns:
-        means = {block: drafts[block, key].mean for block, _ in spec.rows}
+        means = {block: printed.cells[block, key].mean for block, _ in spec.rows}
         measure = spec.of(key)
         sign = 1 if measure.better == "higher" else -1
         columns.append({b: sign * round(mean, measure.digits) for b, mean in means.items() if mean is not None})

@@ -75,9 +75,10 @@ def capital(text: str) -> str:
 
 def plain(value: Any) -> str:
     """Return a hyper-parameter as papers print it: 1e-7, 0.0001, 4, both."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not isinstance(value, float):
         return str(value)
-    mantissa, exponent, power = f"{value:g}".partition("e")
+    text = f"{value:g}"
+    mantissa, exponent, power = (text if float(text) == value else repr(value)).partition("e")
     return f"{mantissa}e{int(power)}" if exponent else mantissa
 
 
@@ -128,7 +129,7 @@ def main_grid(table: Table) -> Grid:
     numbers = {note: number for number, note in enumerate(table.footnotes)}
 
     def marks(notes: Iterable[str]) -> tuple[str, ...]:
-        return letters(numbers[note] for note in notes if note in numbers)
+        return letters(sorted(numbers[note] for note in notes if note in numbers))
 
     header = (Text(""), *(Text(label, marks(table.column_notes[key])) for key, label in table.columns))
     rows = []
@@ -226,9 +227,10 @@ def legend(tables: Sequence[Table]) -> list[str]:
         states.add(CellState.IN_PROGRESS)  # both print k/m
     lines = ["; ".join(text for state, text in LEGEND.items() if state in states)]
     if any(cell.n == 1 for cell in cells):
-        lines.insert(
-            0, "A value without ± is of one run." if any(map(_sizes, tables)) else "Every value is of one run."
-        )
+        others = any(cell.mean is not None and cell.std is None and cell.n != 1 for cell in cells)
+        unless = ", unless it is an average, a rank, a ratio or a difference" * others
+        some = others or any(map(_sizes, tables))
+        lines.insert(0, f"A value without ± is of one run{unless}." if some else "Every value is of one run.")
     return list(filter(None, lines))
 
 
@@ -278,4 +280,5 @@ def _sizes(table: Table) -> set[int]:
 
 
 def _number(value: float, measure: Measure, digits: int | None = None) -> str:
-    return f"{value:.{measure.digits if digits is None else digits}f}".replace("-", "−")
+    text = f"{value:.{measure.digits if digits is None else digits}f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")

@@ -433,6 +433,19 @@ def test_a_width_is_that_of_the_file_and_its_fonts_are_embedded() -> None:
         assert (narrow.get_suptitle(), free.get_suptitle()) == ("", figure.title)
 
 
+def test_a_run_that_is_evaluated_once_is_a_point_where_that_was_and_an_untrained_one_a_line() -> None:
+    def at(step: int) -> Figure:
+        return curves(
+            curve(), [record(seed=seed) for seed in range(3)], look, lambda _: {"dev/loss": [(step, 1.0, 0.5)]}
+        )
+
+    for step, ends in ((20, (20, 20)), (0, (0, 1))):
+        with drawing(at(step)) as drawn:
+            (line, *_) = drawn.axes[0].get_lines()
+            assert (min(line.get_xdata()), max(line.get_xdata())) == ends
+            assert len(drawn.axes[0].containers) == (step > 0), "an error bar"
+
+
 def check_kind(kind: FigureKind) -> None:
     """Every series is whole and drawn where its points are."""
     changes: dict[str, Any] = {"kind": kind, "columns": COLUMNS[:1]}

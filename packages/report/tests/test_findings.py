@@ -156,6 +156,22 @@ def test_backpropagation_at_the_same_memory_is_named_where_it_is_not_the_best_ro
     assert label not in at(33.1), "that is more than a tenth above 30 MiB"
 
 
+def test_columns_of_another_unit_are_in_no_difference(tmp_path: Path) -> None:
+    columns = {"plain": {"label": "Remarks"}, "mcc": {"label": "MCC", "task": {"metric": "matthews"}}}
+    tables = {"accuracy": {"layout": "accuracy", "rows": dict.fromkeys(ROWS, "")}}
+    grid = {**GRID, "axes": {}, "columns": columns, "blocks": ROWS, "figures": {}, "tables": tables}
+    composer, plan = composed(tmp_path, grid)
+    made = {trial_id: outcome(plan, trial_id) for trial_id in plan.every}
+    standing = Standing(states=dict.fromkeys(made, TrialState.SUCCEEDED), outcomes=made)
+    for cell in plan.cells:
+        if (cell.block, cell.task) == ("b", "mcc"):
+            standing.outcomes[cell.trial_id] = outcome(plan, cell.trial_id, **{"test/metric": 0.2})
+    result = findings(plan, standing, readout.tables(plan, composer, standing))
+    assert "That is 6.0 points below Row A (92.0 ± 2.0 %) on Remarks, the best row" in result.sentences[0]
+    (distance,) = [headline for headline in result.headlines if headline.label.startswith("from backpropagation")]
+    assert distance.detail == "92.0 ± 2.0 %; 95% interval −8.5 to −3.5, 3 pairs by seed"
+
+
 def test_of_one_run_each_nothing_is_told_apart(tmp_path: Path) -> None:
     (text,) = of_four(tmp_path, seeds=1).sentences
     assert (

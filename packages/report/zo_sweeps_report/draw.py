@@ -138,7 +138,9 @@ def banded(axes: Axes, series: Series, band: bool) -> None:
     color, style, marker = look(series)
     size = 3 if len(series.x) <= 25 else 0
     axes.plot(series.x, series.y, style, marker=marker, markersize=size, color=color, label=series.label)
-    if band:
+    if band and len(series.x) == 1:
+        axes.errorbar(series.x, series.y, [s or 0 for s in series.std], color=color, capsize=3)
+    elif band:
         low = [y - (s or 0) for y, s in zip(series.y, series.std, strict=True)]
         high = [y + (s or 0) for y, s in zip(series.y, series.std, strict=True)]
         axes.fill_between(series.x, low, high, color=color, alpha=0.15, linewidth=0)

@@ -232,13 +232,15 @@ def _scores(table: Table, ours: Sequence[_Choice], estimates: Sequence[str]) -> 
 
 def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
     """Return how far the chosen zeroth-order rows are from those trained by backpropagation, where that can be told."""
+    against = _of_one_unit(table, against)
     digits, points = _unit(table, against)
     cells = [(ours.cell, theirs.cell) for ours, theirs in against]
     gaps = [ours.mean - theirs.mean for ours, theirs in against]
     so_far = "" if all(theirs.complete for _, theirs in against) else "so far "
     if len(against) == 1:
         theirs = against[0][1]
-        it, beside, label = "it", f"{theirs.label} ({theirs.text})", f"from backpropagation ({theirs.label})"
+        column = f" on {dict(table.columns)[theirs.key]}" * (len(table.main_columns) > 1)
+        it, beside, label = "it", f"{theirs.label} ({theirs.text}){column}", f"from backpropagation ({theirs.label})"
         far = f"{abs(gaps[0]):.{digits}f} {points} {'below' if gaps[0] < 0 else 'above'}"
         text = f"That is {far} {beside}, {so_far}the best row trained by backpropagation."
         detail = theirs.text
@@ -260,6 +262,11 @@ def _distance(table: Table, against: Sequence[_Pair]) -> tuple[str, Headline]:
     why = f"the {CONFIDENCE:.0%} interval of the difference is {within}" if ends else f"no interval, {alone}"
     text = f"{it.capitalize()} cannot be told from {beside}: {why}."
     return text, Headline("not told apart", label, f"{detail if len(against) == 1 else ''}; {why}".removeprefix("; "))
+
+
+def _of_one_unit(table: Table, pairs: Sequence[_Pair]) -> Sequence[_Pair]:
+    """Return the pairs of columns whose scores have one unit: that of the table, if it is of any of them."""
+    return [pair for pair in pairs if pair[0].key not in table.spec.measures] or pairs[:1]
 
 
 def _unit(table: Table, against: Sequence[_Pair]) -> tuple[int, str]:
@@ -331,7 +338,7 @@ def _at_its_memory(
         rival = _choose(table, ours.key, small, standing)
         if rival and rival.block != theirs.block:
             found.append((ours, rival))
-    if not found:
+    if not (found := [*_of_one_unit(table, found)]):
         return None
     digits, points = _unit(table, found)
     gap = fmean(ours.mean - rival.mean for ours, rival in found)

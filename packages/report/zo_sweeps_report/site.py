@@ -219,7 +219,11 @@ def rows_data(plan: Plan, tables: Sequence[Table]) -> list[dict[str, Any]]:
             for key, label in table.spec.columns if block in dict(table.rows) else ():
                 cell, measure = table.cells[block, key], table.spec.of(key)
                 place = "".join(one.text() for one in cell.places)  # costs of different places are not compared
-                where = (f"{measure.metric}-{measure.minus}-{measure.ratio} {measure.unit} {place}".rstrip(), label)
+                until = table.spec.caption  # a target, a time
+                where = (
+                    f"{measure.metric}-{measure.minus}-{measure.ratio} {measure.unit} {until} {place}".rstrip(),
+                    label,
+                )
                 if cell.mean is None or not cell.values or where in cells:
                     continue
                 cells[where] = {

@@ -103,7 +103,7 @@ class Curve(FigureKind):
         for series in panel.series:
             if series.is_published:
                 published(axes, series)
-            elif len(series.x) == 1:  # evaluated once: nothing was trained
+            elif series.x == (0.0,):  # nothing was trained
                 axes.axhline(series.y[0], color=look(series)[0], linestyle=":", label=series.label)
             else:
                 banded(axes, series, series.n > 1)
