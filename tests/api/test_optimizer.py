@@ -524,6 +524,20 @@ def test_a_layer_whose_forwards_change_it_is_refused() -> None:
     opt.step(lambda: normed(X).square().sum())
 
 
+@pytest.mark.parametrize("method", ["prge", "mezo_lora", "vera", "dora", "mezo"])
+def test_a_log_is_refused_over_another_base_also_where_an_adapter_begins_alike(method: str, tmp_path: Path) -> None:
+    base, other, file = network(), network(), tmp_path / "run.jsonl"
+    with torch.no_grad():
+        other[0].weight.add_(1e-3)
+    targets = {} if method == "mezo" else {"targets": ("all",)}
+    opt = Optimizer(base, method, lr=1e-2, **targets)
+    train(opt, base, 2)
+    opt.save(file)
+    with pytest.raises(UserError, match="does not have the weights where the run began"):
+        zo_sweeps.replay(other, file)
+    assert bits(zo_sweeps.replay(again := network(), file), again) == bits(opt, base)
+
+
 def test_a_log_is_refused_where_its_run_did_not_begin(tmp_path: Path) -> None:
     model, file = network(), tmp_path / "run.jsonl"
     opt = Optimizer(model, "mezo", lr=1e-2)

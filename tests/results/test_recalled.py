@@ -203,6 +203,12 @@ def test_remarks_and_reasons_come_back_and_those_of_earlier_versions() -> None:
     assert stored.load(earlier, composer.run).reasons == plan.reasons
 
 
+def test_a_record_that_lacks_a_part_is_as_none(tmp_path: Path) -> None:
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans" / "0a1b.json").write_text('{"grid": {}}')
+    assert stored.record(tmp_path, "0a1b") is None
+
+
 def test_a_state_folder_without_the_record_is_read_by_the_plan_of_today(folder: Path, tmp_path: Path) -> None:
     old = shutil.copytree(folder / "state", tmp_path / "old", ignore=shutil.ignore_patterns("plans"))
     reading = past_sweeps.read(["+grid=tiny", f"state_dir={old}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,31 @@ def test_generated_splits_are_disjoint_and_come_from_the_seed(tmp_path: Path) ->
     assert fewer["test"] == rows["test"], "test does not depend on the size of train"
     reward = ReasoningGym()
     assert {reward.of(row, row["answer"]) for row in rows["validation"]} == {1.0}
+
+
+# Generators of reasoning-gym that hand an answer to `eval`, or to sympy's: another form of a right answer, its score.
+EVALUATES: dict[str, tuple[Callable[[Any], str], float]] = {
+    "spiral_matrix": (lambda row: str([int(word) for word in row["answer"].split()]), 0.1),
+    "string_insertion": (lambda row: str([*row["answer"]]), 0.1),
+    "binary_matrix": (lambda row: str([[int(n) for n in line.split()] for line in row["answer"].splitlines()]), 0.1),
+    "n_queens": (lambda row: str([line.split() for line in row["answer"].splitlines()]), 0.5),
+    "countdown": (lambda row: f"({row['metadata']['expression']})", 1.0),
+    "puzzle24": (lambda row: row["answer"], 1.0),
+    "simple_integration": (lambda row: f"{row['answer'].removesuffix(' + C')} + 3**2", 1.0),
+    "polynomial_multiplication": (lambda row: f"({row['answer'].replace('**', ' ** ')})", 1.0),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATES)
+def test_an_answer_is_computed_and_never_run(name: str, tmp_path: Path) -> None:
+    gym = pytest.importorskip("reasoning_gym", reason="it comes with the extra [rewards]")
+    row, mark, reward = gym.create_dataset(name, size=1, seed=0)[0], tmp_path / "ran", ReasoningGym()
+    form, score = EVALUATES[name]
+    assert reward.of(row, form(row)) == score, "as with `eval`"
+    calls = f"open({str(mark)!r}, 'w').write('x')", f"__import__('os').system('touch {mark}')"
+    for call in (*calls, *(f"[{call}]" for call in calls), f"sqrt({calls[0]})", "(1).__class__", "9**9**9**9"):
+        assert reward.of(row, f"<answer>{call}</answer>") < score
+    assert not mark.exists()
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -45,10 +46,12 @@ def export(given: Sequence[str]) -> int:
         raise UserError(f"{len(ids)} trials to export", fix="give one id, as `plan --trials` lists them")
     if options.by or options.key:
         raise UserError("weights are not signed", where="--by, --key", fix="leave the id out to export results")
-    from zo_sweeps.session.export import save_adapter
+    from zo_sweeps.session.export import other_than_scored, save_adapter
 
     state_dir = Composer(options.overrides, options.config_dir).run.state_dir
     print(save_adapter(ids[0], options.out, state_dir, merge=options.merge))
+    if differs := other_than_scored(ids[0], state_dir, options.merge):
+        print(f"note: {differs}", file=sys.stderr)
     return 0
 
 

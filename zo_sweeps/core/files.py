@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import filecmp
+import hashlib
 import json
 import os
 import shutil
@@ -75,6 +76,15 @@ def replace_text(path: Path, text: str) -> None:
     """Replace the contents of `path` with `text` (UTF-8). Raises OSError if it cannot be written."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, hexadecimal. Raises OSError if it cannot be read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import cache
@@ -155,19 +155,29 @@ def measure(device: str) -> dict[str, list[float]]:
 
     The formats take turns; the first round is discarded, and the minimum of ROUNDS is returned.
     """
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        seconds: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
+    with torch_threads(1):
         for rows in ROWS:
             layers = {name: _layer(one.dtype, rows, device) for name, one in plain_precisions().items()}
             for name, value in interleaved(layers, ROUNDS).items():
                 seconds.setdefault(name, []).append(value)
-        return seconds
+    return seconds
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Give torch this many threads until the block ends; 0: leave it alone."""
+    if not count:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def _layer(dtype: torch.dtype, rows: int, device: str) -> Callable[[], Tensor]:

@@ -272,5 +272,4 @@ def _parts(batch: Batch) -> Iterator[tuple[slice, slice]]:
 
 def _states(output: Any) -> Tensor:
     """Return the hidden states among a layer's outputs: those alone, or the first of several."""
-    states: Tensor = output if isinstance(output, Tensor) else output[0]
-    return states
+    return output if isinstance(output, Tensor) else output[0]

@@ -47,11 +47,9 @@ class Peer(Protocol):
 
     def ask(self, message: bytes) -> None:
         """Send a question; the previous one must have been answered. Does not wait."""
-        ...
 
     def answer(self, timeout: float) -> bytes | None:
         """Return the answer, or None after `timeout` seconds. Raises PeerLostError."""
-        ...
 
 
 def shares(points: Sequence[Point], mode: Mode) -> list[list[int]]:

@@ -183,7 +183,7 @@ def _up_or_down(values: Tensor, dtype: torch.dtype, u: Tensor) -> Tensor:
 
 def probe(param: Tensor) -> Tensor:
     """Return a copy of up to PROBE evenly spaced elements of a parameter."""
-    flat = param.detach().view(-1)
+    flat = param.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // PROBE)][:PROBE].clone()
 
 

@@ -29,18 +29,15 @@ class LanguageModel(Protocol):
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """The layers that hidden states pass, in order."""
-        ...
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
         """Return last hidden states [N, T, D] of [N, T] token ids, mask, and positions if rows hold several texts.
 
         No mask is needed where no row is padded, or no token attends to those on its right.
         """
-        ...
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return the logits [K, V] of hidden states [K, D]."""
-        ...
 
 
 @runtime_checkable
@@ -49,13 +46,11 @@ class IntegerDirections(Protocol):
 
     def point(self, point: Point, name: str, codes: Tensor, largest: int, start: int) -> Tensor:
         """Return the codes (elements start, start + 1, ... of a parameter) at a point, from -largest to largest."""
-        ...
 
     def ghat(
         self, terms: Sequence[tuple[NoiseKey, float]], name: str, codes: Tensor, largest: int, start: int
     ) -> Tensor:
         """Return sum_i c_i z(key_i) at the codes, a new fp32 tensor [n]."""
-        ...
 
 
 class Peers(Protocol):
@@ -63,8 +58,6 @@ class Peers(Protocol):
 
     def losses(self, points: Sequence[Point], f: Evaluate) -> tuple[Sequence[Point], list[float]]:
         """Return the points that were evaluated, in order, and their losses; `f` evaluates this process's share."""
-        ...
 
     def tell(self, coefs: Sequence[float]) -> None:
         """Append one step's coefficients to the log, starting at step 1."""
-        ...

@@ -69,7 +69,6 @@ class InstalledSpace(Protocol):
 
     def uninstall(self) -> None:
         """Remove the space's own modules, leaving the base model as it was."""
-        ...
 
 
 class FullModel(InstalledSpace):

@@ -100,8 +100,7 @@ class TrialConfig(Checked):
 
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as plain JSON, as `read` accepts."""
-        whole: dict[str, Any] = {name: write(getattr(self, name)) for name in self.__dataclass_fields__}
-        return whole
+        return {name: write(getattr(self, name)) for name in self.__dataclass_fields__}
 
     def identity(self, of: Callable[[Any], Any] = counted) -> dict[str, Any]:
         """Return exactly the settings that affect the trial's result; `of` gives those of a part."""

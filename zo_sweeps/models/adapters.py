@@ -18,7 +18,7 @@ from zo_sweeps.core.files import replace_text, replacing
 from zo_sweeps.methods import registry
 from zo_sweeps.methods.space import AdapterFormat, Space
 from zo_sweeps.models import families
-from zo_sweeps.models.checkpoint import ADAPTER
+from zo_sweeps.models.checkpoint import ADAPTER, writing
 from zo_sweeps.models.projection import is_transposed
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", ADAPTER
@@ -45,7 +45,7 @@ def save(
     config = {"base_model_name_or_path": base or None, **_config(space, definition, module)}
     if revision:
         config["revision"] = revision
-    with replacing(folder / WEIGHTS) as part:
+    with replacing(folder / WEIGHTS) as part, writing():
         save_file(tensors, str(part), metadata={"format": "pt"})
     replace_text(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
 

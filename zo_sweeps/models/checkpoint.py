@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -203,6 +204,19 @@ def front_of(tokenizer: Any, bos: str = "") -> tuple[int, ...]:
     return whole[: next(starts, 0)]
 
 
+@contextmanager
+def writing() -> Iterator[None]:
+    """Raise OSError where safetensors cannot write a file: its errors are of a type of its own."""
+    try:
+        yield
+    except Exception as error:
+        from safetensors import SafetensorError
+
+        if isinstance(error, SafetensorError):
+            raise OSError(str(error)) from error
+        raise
+
+
 class TokenizerFile:
     """A tokenizer read from a model folder's tokenizer.json by the library that transformers uses for it.
 
@@ -233,8 +247,7 @@ class TokenizerFile:
 
     def get_vocab(self) -> dict[str, int]:
         """Return token -> id."""
-        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        return vocabulary
+        return self._tokenizer.get_vocab(with_added_tokens=True)
 
     def __call__(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> dict[str, list[int]]:
         """Return {"input_ids": the ids of a text}, as a tokenizer of transformers does."""

@@ -15,7 +15,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import Cached, cache_folder, locked, new_folder
 from zo_sweeps.core.host import version_of
 from zo_sweeps.models.checkpoint import FILE as TOKENIZER
-from zo_sweeps.models.checkpoint import INDEX, in_shards
+from zo_sweeps.models.checkpoint import INDEX, in_shards, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -249,6 +249,7 @@ def _save(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
     files: dict[str, str] = {}
     for number, held in enumerate(in_shards({name: tensor} for name, tensor in tensors), start=1):
         file = f"model-{number:05}.safetensors"
-        save_file(held, str(folder / file), {"format": "pt"})
+        with writing():
+            save_file(held, str(folder / file), {"format": "pt"})
         files |= dict.fromkeys(held, file)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}, indent=2))

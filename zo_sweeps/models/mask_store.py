@@ -23,6 +23,7 @@ from torch import Tensor
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.files import Cached, cache_folder, locked, replace_text, replacing
 from zo_sweeps.core.fingerprint import fingerprint
+from zo_sweeps.models.checkpoint import writing
 
 VALUES = ".values"
 
@@ -102,5 +103,5 @@ def write_file(file: Path, stored: StoredMask) -> None:
     """Write a mask to a file, which appears by rename."""
     tensors = {layer: index.to("cpu", torch.int32).contiguous() for layer, index in stored.masks.items()}
     tensors |= {layer + VALUES: values.to("cpu").contiguous() for layer, values in stored.values.items()}
-    with replacing(file) as part:
+    with replacing(file) as part, writing():
         save_file(tensors, str(part))

@@ -8,7 +8,6 @@ of every file.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import folder_at, replace_text
+from zo_sweeps.core.files import folder_at, replace_text, sha256_of
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.host import version_of
 from zo_sweeps.methods.definition import identity
 from zo_sweeps.methods.parts import Model, ModelSource
 from zo_sweeps.methods.precision import Precision
-from zo_sweeps.models.checkpoint import in_shards
+from zo_sweeps.models.checkpoint import in_shards, writing
 from zo_sweeps.models.gguf import SUFFIX
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def write(
     coded = _write_codes(folder, codes)
     module: Any = model.module
     others = {name: tensor for name, tensor in module.state_dict().items() if not name.startswith(tuple(coded))}
-    with quiet():
+    with quiet(), writing():
         module.save_pretrained(str(folder), state_dict=others, safe_serialization=True)
         model.tokenizer.save_pretrained(str(folder))
     versions = {name: version_of(name) for name in ("zo-sweeps", "torch", "transformers", "safetensors")}
@@ -168,7 +167,8 @@ def _write_codes(folder: Path, codes: Iterable[Codes]) -> set[str]:
     layers: set[str] = set()
     groups = ({f"{layer}.{name}": one.cpu().contiguous() for name, one in buffers.items()} for layer, buffers in codes)
     for number, held in enumerate(in_shards(groups), start=1):
-        save_file(held, str(folder / f"{CODES}{number:05}.safetensors"))
+        with writing():
+            save_file(held, str(folder / f"{CODES}{number:05}.safetensors"))
         layers |= {name.rpartition(".")[0] for name in held}
     return {f"{layer}.{part}" for layer in layers for part in ("weight", "codes.")}
 
@@ -182,14 +182,10 @@ def _describe(folder: Path, contents: PackageContents) -> None:
 
 
 def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
     try:
-        with file.open("rb") as stream:
-            while block := stream.read(2**22):
-                digest.update(block)
+        return sha256_of(file)
     except OSError:
         return ""
-    return digest.hexdigest()
 
 
 def _damaged(folder: Path, what: str) -> UserError:

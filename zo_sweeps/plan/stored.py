@@ -18,6 +18,19 @@ from zo_sweeps.methods.definition import convert, hints, write
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.plan.build import Cell, Plan, by_line
 
+KEYS = {
+    "grid",
+    "labels",
+    "caveats",
+    "reasons",
+    "remarks",
+    "relabelled",
+    "altered",
+    "cells",
+    "trials",
+    "parts",
+    "sources",
+}
 Sources = Mapping[str, Mapping[str, str]]  # "model NAME" or "data of NAME" -> file -> digest; "": the whole
 
 
@@ -31,7 +44,8 @@ def save(plan: Plan, state_dir: Path, sweep_id: str) -> None:
 def record(state_dir: Path, sweep_id: str) -> Mapping[str, Any] | None:
     """Return the plan of a sweep as `save` wrote it; None if there is none, or it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads(_path(state_dir, sweep_id).read_text(encoding="utf-8")))
+        data = dict(json.loads(_path(state_dir, sweep_id).read_text(encoding="utf-8")))
+        return data if data.keys() >= KEYS else None
     return None
 
 

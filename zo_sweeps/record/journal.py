@@ -14,6 +14,7 @@ import re
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import accumulate, count
 from pathlib import Path
@@ -44,7 +45,7 @@ _CHECKSUM_BYTES = 18
 _RERUN = "restore it from a copy, or run the sweep's command with --rerun "
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """Append-only JSON lines: the events of one trial, in order.
 
     One `append` is one write; events of a class in `DURABLE` are also fsynced, with everything before them. A torn last
@@ -95,9 +96,6 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Journal:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -217,13 +217,11 @@ def unbacked(plan: Plan, composer: Composer, standing: Standing, n: int) -> Iter
         for block, label in table.rows:
             for column, name in table.columns:
                 cell = table.cells[block, column]
-                if column not in OF_OTHERS and (why := _lack(table, block, column, cell, records, n)):
+                if column not in OF_OTHERS and (why := _lack(table, block, cell, records, n)):
                     yield f"{table.spec.name}, {label}, {name}: {why}"
 
 
-def _lack(
-    table: Table, block: str, column: str, cell: TableCell, records: Mapping[str, Sequence[Record]], n: int
-) -> str:
+def _lack(table: Table, block: str, cell: TableCell, records: Mapping[str, Sequence[Record]], n: int) -> str:
     """Return what a cell lacks; "" if it is backed, or the grid does not plan it."""
     if cell.state is CellState.NOT_PLANNED and not cell.planned:
         return ""

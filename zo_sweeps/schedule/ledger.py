@@ -13,7 +13,7 @@ import math
 import os
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ def driver_of(state_dir: Path) -> str:
     return ""
 
 
-class Ledger(Standing):
+class Ledger(Standing, AbstractContextManager["Ledger"]):
     """The ledger, open for writing by one driver at a time, with a sweep's id in every line that it writes.
 
     Raises UserError when another driver holds the folder, or when it cannot be written; it is made if missing.
@@ -224,9 +224,6 @@ class Ledger(Standing):
         """Release the lock."""
         os.close(self._file)
         os.close(self._lock)
-
-    def __enter__(self) -> Ledger:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -22,7 +22,8 @@ from zo_sweeps.methods.points import Theta
 from zo_sweeps.methods.space import InstalledSpace
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models import adapters
-from zo_sweeps.models.identity import folder_of, repo_of
+from zo_sweeps.models.checkpoint import writing
+from zo_sweeps.models.identity import fingerprint_model, folder_of, repo_of
 from zo_sweeps.models.load import quiet
 from zo_sweeps.models.projection import is_transposed
 from zo_sweeps.record.journal import JournalStore, last_step, outcome
@@ -73,6 +74,18 @@ def save_adapter(trial_id: str, folder: str | Path, state_dir: str | Path = "zo_
     return target
 
 
+def other_than_scored(trial_id: str, state_dir: str | Path, merge: bool) -> str:
+    """Return how what `save_adapter` writes differs from the model that the trial scored; "" if it does not."""
+    config = TrialConfig.of(find_trial(folder_at(state_dir, "state_dir"), trial_id).config)
+    precision, whole = config.precision, merge or config.space.adapter is None
+    if precision.coded and not whole:
+        over = f"trained and scored over {precision.name} codes, and another model on the plain weights that it names"
+        return f"{over}; --merge writes the whole"
+    if merge and precision.rounds_activations:
+        return f"{precision.name} rounds activations before each product, and the merged model does not"
+    return ""
+
+
 def rebuilt(
     trial_id: str, state_dir: str | Path = "zo_runs"
 ) -> AbstractContextManager[tuple[Workbench, InstalledSpace]]:
@@ -102,6 +115,9 @@ def replayed(trial: Trial, journal: list[Event], step: int) -> Iterator[tuple[Wo
     recorder = Recorder(trial, Nowhere(), journal)
     if len(recorder.coefs) < step:
         raise UserError(f"the journal ends before the selected step {step}", where=trial.trial_id)
+    if (here := fingerprint_model(config.model)) != config.model.fingerprint:
+        what = f"the trial's model was {config.model.fingerprint}, and the one here is {here}"
+        raise UserError(what, where=trial.trial_id, fix=f"put its weights back in {config.model.path or 'its place'}")
     bench = Workbench(config, trial.warm_key, recorder)
     bench.load()
     space = bench.install()
@@ -155,7 +171,7 @@ def _save_whole(bench: Workbench, space: InstalledSpace, target: Path, *, as_pac
             merge(layer, layer.base)
         space.uninstall()
     module: Any = bench.model.module
-    with quiet(), new_folder(target) as part:
+    with quiet(), new_folder(target) as part, writing():
         module.save_pretrained(str(part), safe_serialization=True)
         bench.model.tokenizer.save_pretrained(str(part))
 

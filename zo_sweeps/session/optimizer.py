@@ -99,6 +99,7 @@ class Optimizer(torch.optim.Optimizer):
         model = getattr(model, "_orig_mod", model)  # of torch.compile: a closure may call either
         config = _configured(model, method, options, config_dirs)
         self._model, self._config, self._seed = model, config, seed
+        self._base = _fingerprint(dict(model.named_parameters()))  # what an adapter's own values do not tell
         self.space = config.space.install(model, _layers(model, config.space), seed)
         if config.space.moves_base:
             self.space.params = {name: param for name, param in self.space.params.items() if param.requires_grad}
@@ -245,7 +246,7 @@ class Optimizer(torch.optim.Optimizer):
         if perturbation.reads is Reads.DATA:
             what = f"the directions of {perturbation.name} depend on {perturbation.reads.value}, and are in no log"
             raise UserError(what, where=str(path), fix="keep the model's state_dict and the optimizer's")
-        if header["start"] != _fingerprint(self.space.params):
+        if header["start"] != _fingerprint(self.space.params) or header.get("base", self._base) != self._base:
             fix = "load the weights that the optimizer was made with"
             raise UserError("the model does not have the weights where the run began", where=str(path), fix=fix)
         self.log, self._start = log, header["start"]
@@ -272,6 +273,7 @@ class Optimizer(torch.optim.Optimizer):
             "options": {**chosen, **given},
             "parameters": {name: list(param.shape) for name, param in self.space.params.items()},
             "start": self._start,
+            "base": self._base,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -288,7 +290,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises UserError for the state of another method, option, seed or shape.
         """
         _must_agree(state_dict["header"], self._header(), "the state")
-        self._start = state_dict["header"]["start"]
+        self._start, self._base = state_dict["header"]["start"], state_dict["header"].get("base", self._base)
         self._state = RunState(**deepcopy(state_dict["state"]))
         for name, value in state_dict["beside"].items():
             self.space.params[name].data.copy_(value)

@@ -40,15 +40,9 @@ class Mirror:
     def notify(self, trial_id: str) -> None:
         """Queue a registered trial whose journal has grown. Cost: microseconds."""
 
-    def finish(
-        self,
-        table_markdown: str,
-        files: Mapping[str, str] | None = None,
-        metrics: Mapping[str, float] | None = None,
-        status: str = "FINISHED",
-    ) -> None:
+    def finish(self, table_markdown: str, files: Mapping[str, str], metrics: Mapping[str, float], status: str) -> None:
         """End the parent run once the queue is empty: FINISHED, FAILED, or KILLED for a sweep that was interrupted."""
-        self._final = self._book.finish({"table.md": table_markdown, **(files or {})}, metrics or {}, status)
+        self._final = self._book.finish({"table.md": table_markdown, **files}, metrics, status)
 
     def drain(self, timeout: float) -> int:
         """Wait until everything is sent, at most `timeout` seconds; return the number of trials still queued."""
@@ -123,5 +117,4 @@ class Tracking:
 def tracking() -> Tracking:
     """Return the trackers of the package, or what there is without it."""
     point = registry.offered("part").get("tracking")
-    made: Tracking = registry.load(point)() if point else Tracking()
-    return made
+    return registry.load(point)() if point else Tracking()

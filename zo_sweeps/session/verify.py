@@ -25,6 +25,7 @@ from zo_sweeps.core.host import provenance
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.core.units import counted
 from zo_sweeps.devices.probe import probe
+from zo_sweeps.devices.speed import torch_threads
 from zo_sweeps.engine.replay import OtherBasesError, digest
 from zo_sweeps.engine.train import Scores
 from zo_sweeps.methods.parts import Model, ModelSource
@@ -170,6 +171,8 @@ def _trial(shared: Shared, trial: Trial, copies: Copies) -> Finding:
         verdict, text = Verdict.MISSING, str(error)
     except (_WrongError, UserError) as error:
         text = str(error)
+    except (MemoryError, RuntimeError) as error:  # one that asks for too much leaves the others to be verified
+        text = f"it cannot be computed here ({type(error).__name__}: {str(error)[:100]})"
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         text = f"its log does not fit its configuration ({type(error).__name__}: {str(error)[:100]})"
     return Finding(verdict, f"{trial.label} ({_what(trial)}): {text}", trial.trial_id)
@@ -200,7 +203,7 @@ def _computed(shared: Shared, trial: Trial, copies: Copies) -> tuple[Verdict, st
     mine = _here(config, copies)
     here = replace(trial, config=mine, warm_key=warm_key(mine))
     again = replayed(here, events, ended.selected_step) if kind.estimates else _untrained(here, events)
-    with _threads_of(events), again as (bench, space):
+    with torch_threads(_threads_of(events)), again as (bench, space):
         weights = digest(space.params) if space is not None else ""
         elsewhere = _elsewhere(events)
         portable = config.perturbation.portable and config.update.portable
@@ -280,17 +283,10 @@ def _scored(
     return exact
 
 
-@contextmanager
-def _threads_of(events: list[Event]) -> Iterator[None]:
-    """Compute with as many threads as the run: in half precision the last bits of a product depend on their number."""
-    import torch
-
-    here, then = torch.get_num_threads(), only(Start, events)[-1].device.get("threads")
-    torch.set_num_threads(then if isinstance(then, int) and 0 < then <= MOST_THREADS else here)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(here)
+def _threads_of(events: list[Event]) -> int:
+    """Return the run's threads, 0 if they are not known: in half precision a product's last bits depend on them."""
+    then = only(Start, events)[-1].device.get("threads")
+    return then if isinstance(then, int) and 0 < then <= MOST_THREADS else 0
 
 
 @contextmanager

@@ -5,6 +5,7 @@ A person copies it from the head's terminal to the board's, so that the board kn
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import secrets
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from zo_sweeps.core.errors import UserError
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base 32: no I, L, O, U
+STANDARD = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"  # of the library
 ALIKE = str.maketrans("OIL", "011")
 PIN_BYTES = SECRET_BYTES = 10
 GROUP = 4
@@ -33,10 +35,8 @@ class Code:
     @property
     def text(self) -> str:
         """The code as it is printed: eight groups of four characters."""
-        number = int.from_bytes(self.pin + self.secret, "big")
-        count = 8 * (PIN_BYTES + SECRET_BYTES) // 5
-        text = "".join(ALPHABET[number >> 5 * i & 31] for i in reversed(range(count)))
-        return "-".join(text[i : i + GROUP] for i in range(0, count, GROUP))
+        text = base64.b32encode(self.pin + self.secret).decode().translate(str.maketrans(STANDARD, ALPHABET))
+        return "-".join(text[i : i + GROUP] for i in range(0, len(text), GROUP))
 
 
 def new(authority: bytes | None) -> Code:
@@ -56,8 +56,5 @@ def parse(text: str) -> Code:
     if len(plain) != count or set(plain) - set(ALPHABET):
         fix = "copy the line that the head printed, or have it print another: zo-sweeps head code"
         raise UserError(f"{text!r} is not a code of {count} characters", where="--code", fix=fix)
-    number = 0
-    for letter in plain:
-        number = number << 5 | ALPHABET.index(letter)
-    both = number.to_bytes(PIN_BYTES + SECRET_BYTES, "big")
+    both = base64.b32decode(plain.translate(str.maketrans(ALPHABET, STANDARD)))
     return Code(both[:PIN_BYTES], both[PIN_BYTES:])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import folder_at
+from zo_sweeps.core.files import folder_at, sha256_of
 from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig, texts_of
 from zo_sweeps.models import identity
@@ -77,8 +76,4 @@ def _digest(path: Path, size: int, stamp: int) -> str:
     """Return the SHA-256 of a file's bytes; the hub's cache names large files by it."""
     if SHA256.fullmatch(path.resolve().name):
         return path.resolve().name
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return sha256_of(path)

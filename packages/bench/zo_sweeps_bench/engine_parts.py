@@ -15,6 +15,7 @@ from torch import Tensor
 
 from zo_sweeps.core.host import interleaved
 from zo_sweeps.devices.peak_memory import MemoryMeter
+from zo_sweeps.devices.speed import torch_threads
 from zo_sweeps.engine import losses, noise
 from zo_sweeps.engine.batch import Batch, collate
 from zo_sweeps.engine.estimators.rge import RGE
@@ -206,9 +207,8 @@ def noise_rows(rounds: int) -> Iterator[RatioRow]:
     here = torch.get_num_threads()
     seconds: dict[str, float] = {}
     compiled = noise.is_compiled()
-    try:
-        for threads in dict.fromkeys((1, here)):
-            torch.set_num_threads(threads)
+    for threads in dict.fromkeys((1, here)):
+        with torch_threads(threads):
             functions: dict[str, Callable[[], Any]] = {
                 "normal_": out.normal_,
                 "expression": partial(noise.expression, out, key, "w"),
@@ -216,8 +216,6 @@ def noise_rows(rounds: int) -> Iterator[RatioRow]:
             if compiled:
                 functions["compiled"] = lambda: noise.combine([(key, 1.0)], "w", out.shape, out=out)
             seconds |= {f"{name}/{threads}": value for name, value in interleaved(functions, rounds).items()}
-    finally:
-        torch.set_num_threads(here)
     detail = {f"{name} threads, ns": round(value / ELEMENTS * 1e9, 3) for name, value in seconds.items()}
     limit = "memory bandwidth"
     normal = seconds[f"normal_/{here}"]

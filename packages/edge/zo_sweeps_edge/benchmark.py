@@ -50,8 +50,7 @@ class Plain(nn.Module):
     def forward(self, ids: Tensor, columns: Tensor) -> Tensor:
         hidden = self._model.hidden(ids, None, None)
         places = hidden.gather(1, columns.unsqueeze(2).expand(-1, -1, hidden.shape[2]))
-        logits: Tensor = self._model.head(places.flatten(0, 1))
-        return logits
+        return self._model.head(places.flatten(0, 1))
 
 
 def rows(rounds: int) -> Iterator[RatioRow]:

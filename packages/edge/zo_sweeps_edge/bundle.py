@@ -14,7 +14,6 @@ Letters: N rows of a split, W tokens that they are padded to, A places per row, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import new_folder
+from zo_sweeps.core.files import new_folder, sha256_of
 from zo_sweeps.core.light_client import LOG
 
 FORMAT = 1
@@ -385,12 +384,7 @@ the command in manifest.json (`config.command`), zo_sweeps takes the log in plac
 
 
 def _file(path: Path) -> File:
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as stream:
-        while block := stream.read(2**22):
-            digest.update(block)
-            size += len(block)
-    return File(size, digest.hexdigest())
+    return File(path.stat().st_size, sha256_of(path))
 
 
 def _damaged(folder: Path, what: str) -> UserError:

@@ -137,5 +137,4 @@ class Agents:
 def agents() -> Agents:
     """Return the agents of the cluster that this process joins. Raises UserError if their package is broken."""
     offered = registry.offered("part")
-    made: Agents = registry.load(offered["agents"])() if "agents" in offered else Agents()
-    return made
+    return registry.load(offered["agents"])() if "agents" in offered else Agents()

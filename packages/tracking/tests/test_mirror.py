@@ -135,7 +135,7 @@ def mirrored(
     for made in trials:
         mirror.register(made)
     if finish:
-        mirror.finish("| a |\n|---|\n| 1 |\n", {"table.csv": "a\n1\n"}, {"trials": len(trials)})
+        mirror.finish("| a |\n|---|\n| 1 |\n", {"table.csv": "a\n1\n"}, {"trials": len(trials)}, "FINISHED")
     assert mirror.drain(120) == 0
     mirror.close(30)
     if lines is None:
@@ -401,7 +401,7 @@ def test_a_server_away_is_said_once_and_nothing_is_lost(tmp_path: Path) -> None:
         for event in made_up.whole(made):
             store.append(made.trial_id, [event])
             mirror.notify(made.trial_id)
-    mirror.finish("table")
+    mirror.finish("table", {}, {}, "FINISHED")
     assert mirror.drain(3.0) == 100
     mirror.close(5.0)
     assert len(said) <= 1  # none if the import of mlflow took longer than all this
@@ -415,7 +415,7 @@ def test_a_store_that_is_no_database_is_said_at_once_and_not_waited_for(tmp_path
     said: list[str] = []
     mirror = MlflowMirror(None, "nowhere", SWEEP, tmp_path, say=said.append)
     mirror.register(made_up.trial(0))
-    mirror.finish("table")
+    mirror.finish("table", {}, {}, "FINISHED")
     mirror.drain(300.0)
     mirror._thread.join(60.0)
     assert not mirror._thread.is_alive(), "it gave up before the time was over"
@@ -459,7 +459,7 @@ def test_a_store_that_is_locked_or_full_for_a_while_then_has_everything_once(
         mirror = MlflowMirror(None, experiment, SWEEP, tmp_path, say=said.append)
         for each in (made, later):
             mirror.register(each)
-        mirror.finish("table")
+        mirror.finish("table", {}, {}, "FINISHED")
         assert mirror.drain(1.0) > 0
         if trouble is full:
             while not said:
@@ -505,7 +505,7 @@ def test_32_writers_through_an_outage_of_the_server_leave_every_row_once(experim
     again = server.start(folder, port)
     for writer in writers:
         writer.join()
-    mirror.finish("| a |")
+    mirror.finish("| a |", {}, {}, "FINISHED")
     assert mirror.drain(180) == 0
     mirror.close(30)
     try:

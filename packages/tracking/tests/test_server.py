@@ -59,7 +59,7 @@ def test_a_server_shows_what_was_written_without_it_and_dies_with_its_parent_eve
     JournalStore(tmp_path).append(trial.trial_id, made_up.whole(trial))
     mirror = MlflowMirror(None, "demo_grid", SweepInfo("5weeb", "demo_grid", "demo"), tmp_path, say=print)
     mirror.register(trial)
-    mirror.finish("| a |", {"table.csv": "a,1"})
+    mirror.finish("| a |", {"table.csv": "a,1"}, {}, "FINISHED")
     assert mirror.drain(120) == 0
     mirror.close(30)
     user = subprocess.Popen([sys.executable, "-c", USER, str(tmp_path)], stdout=subprocess.PIPE, text=True)

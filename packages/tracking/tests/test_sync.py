@@ -9,9 +9,11 @@ import pytest
 
 from tests.record import made_up
 from zo_sweeps.cli.main import main
+from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.trial import Trial
 from zo_sweeps.record.journal import JournalStore
 from zo_sweeps.record.sweep_book import SweepBook, SweepInfo, books
+from zo_sweeps_tracking import server
 from zo_sweeps_tracking.store import lock_mirror
 
 pytestmark = pytest.mark.multiprocess
@@ -89,3 +91,16 @@ def test_a_folder_without_sweeps_or_with_one_that_runs_is_refused(
     assert lock_mirror(tmp_path) is not None
     assert main(["sync", f"state_dir={tmp_path}"]) == 2
     assert "a sweep is running here and sends its own results" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_or_where_nothing_ran_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mlflow").write_text("a file")
+    for call in (lock_mirror, server.prepare):
+        with pytest.raises(UserError, match="cannot write: "):
+            call(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert main(["ui", f"state_dir={tmp_path / 'empty'}"]) == 2
+    assert "nothing has been run in" in capsys.readouterr().err
+    assert not [*(tmp_path / "empty").iterdir()]

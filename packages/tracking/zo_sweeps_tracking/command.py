@@ -20,7 +20,7 @@ def ui(given: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=None, help="default: a free port")
     options = parse(parser, given)
     folder = Composer(options.overrides, options.config_dir).run.folder
-    if not folder.is_dir():
+    if not any(books(folder)) and not (folder / "mlflow").is_dir():
         raise nothing_run(folder)
     with contextlib.closing(server.start(folder, options.port)) as serving:
         print(f"waiting for the MLflow server of {folder}, which takes up to half a minute to start", flush=True)

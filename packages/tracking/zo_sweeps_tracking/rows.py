@@ -24,6 +24,7 @@ from zo_sweeps.methods.perturbation import Reads
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import places, scalars
 from zo_sweeps.record.sweep_book import SweepInfo
+from zo_sweeps.results.trial_record import flat
 
 _BETWEEN = " · "  # the parts of a label
 CURVE_POINTS = 1000  # points per curve, at most about so many, however long the trial
@@ -60,11 +61,14 @@ def params(config: Config) -> dict[str, str]:
 
     Parts that the trial's kind does not use are left out: a zero-shot run has no learning rate.
     """
-    flat = dict(_flat(config.to_json(), ""))
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+        for key, value in flat(config.to_json()).items()
+    }
     with suppress(UserError):  # a member of the user's own, which cannot be read here: the config is whole
         typed = TrialConfig.of(config)  # `seed` and `members` belong to no part
-        flat = {key: text for key, text in flat.items() if typed.uses(key) or key in ("seed", "members")}
-    return {clean_name(key): text[:MAX_PARAM] for key, text in flat.items()}
+        texts = {key: text for key, text in texts.items() if typed.uses(key) or key in ("seed", "members")}
+    return {clean_name(key): text[:MAX_PARAM] for key, text in texts.items()}
 
 
 def trial_tags(trial: Trial) -> dict[str, str]:
@@ -269,16 +273,6 @@ def _device_tags(device: Mapping[str, Any]) -> dict[str, Any]:
 def clean_name(text: str) -> str:
     """Return a name that MLflow accepts: any character other than letters, digits and `_-. :/` becomes `_`."""
     return re.sub(r"[^\w\-. :/]", "_", text)
-
-
-def _flat(value: object, prefix: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, str):
-        yield prefix, value
-    else:
-        yield prefix, json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 TRAINING = "workflowType=machine_learning"  # in an address: MLflow's page for runs, not the one for prompts and traces

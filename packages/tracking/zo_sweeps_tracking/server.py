@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 USER = "admin"
+LOG = "server.log"
 DATABASE, ARTIFACTS = "mlflow.db", "mlflow-artifacts:/"  # the latter is `artifacts/` to a server, wherever it is
 _START_SECONDS = 90.0
 _ENVIRONMENT = {
@@ -85,7 +86,7 @@ def start(state_dir: str | os.PathLike[str], port: int | None = None, host: str 
         command += ["--cors-allowed-origins", f"http://{host}:{port}"]
         environment["MLFLOW_AUTH_CONFIG_PATH"] = str(credentials(state_dir))
         environment["MLFLOW_FLASK_SERVER_SECRET_KEY"] = secrets.token_hex(32)
-    with open(folder / "server.log", "ab") as log:
+    with open(folder / LOG, "ab") as log:
         process = subprocess.Popen(
             [*_WHOLE_GROUP, *command],
             stdin=subprocess.DEVNULL,
@@ -96,7 +97,7 @@ def start(state_dir: str | os.PathLike[str], port: int | None = None, host: str 
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(signal.SIGTERM),
         )
-    return Server(f"http://{host}:{port}", folder / "server.log", process)
+    return Server(f"http://{host}:{port}", folder / LOG, process)
 
 
 def prepare(state_dir: str | os.PathLike[str], port: int | None = None, host: str = HOST) -> int:
@@ -108,6 +109,7 @@ def prepare(state_dir: str | os.PathLike[str], port: int | None = None, host: st
     folder = _folder(state_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOG).open("ab").close()
     except OSError as error:
         fix = "choose another folder or give write access"
         raise UserError(f"cannot write: {error.strerror}", where=str(folder), fix=fix) from error

@@ -178,8 +178,12 @@ def _going_on(what: str, refused: Callable[[str, str], None]) -> Iterator[None]:
 def lock_mirror(state_dir: Path) -> int | None:
     """Take the lock for sending from a state directory: a file descriptor, or None when another process holds it."""
     path = state_dir / "mlflow" / "mirror.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        fix = "copy the folder, or give write access"
+        raise UserError(f"cannot write: {error.strerror}", where=str(path), fix=fix) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -14,6 +14,7 @@ import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -173,7 +174,7 @@ class _Outbox:
         return began, size, events
 
 
-class Trackers:
+class Trackers(AbstractContextManager["Trackers"]):
     """Sends the trials of a sweep to trackers as they end, in a thread. Nothing that a tracker does fails the sweep.
 
     A context: at its end, the trials that have ended are waited for, `patience` seconds or, after an exception, one.
@@ -202,9 +203,6 @@ class Trackers:
         """Say that a trial's journal has grown. Cost: microseconds."""
         if self._outboxes:
             self._grown.put(trial_id)
-
-    def __enter__(self) -> Trackers:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._grown.put(None)

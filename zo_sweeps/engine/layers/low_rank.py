@@ -40,8 +40,7 @@ class PointLinear(nn.Module):
 
     def held(self, part: str) -> Tensor:
         """Return the values of a part, [P, *shape]; P = 1 for theta."""
-        value: Tensor = self.points[part] if part in self.points else getattr(self, part).unsqueeze(0)
-        return value
+        return self.points[part] if part in self.points else getattr(self, part).unsqueeze(0)
 
 
 class Wrapped(InstalledSpace):

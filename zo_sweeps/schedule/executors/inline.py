@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from zo_sweeps.core.events import Event, Start
 from zo_sweeps.core.trial import Sharing, Trial
 from zo_sweeps.devices.probe import probe
+from zo_sweeps.devices.speed import torch_threads
 from zo_sweeps.methods.executor import Executor
 from zo_sweeps.schedule.backend import (
     COLD,
@@ -140,7 +141,7 @@ class InlineBackend:
         trial, journal, attempt = self._waiting
         sink = _Stream(trial.trial_id, attempt, self._deliver)
         stop = lambda: self._stopping or sink.error is not None
-        with _torch_threads(self._threads), self._sharing(trial, journal) as sharing:
+        with torch_threads(self._threads), self._sharing(trial, journal) as sharing:
             outcome = run_guarded(self._target, trial, sink, journal, attempt, stop, sharing=sharing)
         self._waiting = None
         sink.close()
@@ -172,22 +173,6 @@ class InlineBackend:
 
     def describe(self) -> str:
         return "this process, one at a time"
-
-
-@contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    """Give torch this many threads until the block ends; 0: leave it alone."""
-    if not count:
-        yield
-        return
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Stream:

@@ -10,7 +10,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.methods.parts import Device
 from zo_sweeps_agent import codes
 from zo_sweeps_agent.agent import keys, light, service
-from zo_sweeps_agent.agent.agent import Agent
+from zo_sweeps_agent.agent.agent import Agent, Say
 from zo_sweeps_agent.agent.facts import Lending, lending, profile
 from zo_sweeps_agent.agent.spool import spools
 from zo_sweeps_ray.node import running, sanitised, wait_until_gone
@@ -28,7 +28,6 @@ from zo_sweeps_ray.node import running, sanitised, wait_until_gone
 HOME = Path("~/.zo_sweeps")
 RUNNING = "running.json"
 PROGRAMS = "executorch"  # the device profile of boards with the light client
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

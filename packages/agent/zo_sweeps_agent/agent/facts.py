@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import yaml
 from zo_sweeps import __version__
 from zo_sweeps.core.errors import UserError, unknown
 from zo_sweeps.core.files import conf_dir, reading
-from zo_sweeps.devices.probe import Host
+from zo_sweeps.devices.probe import Host, cores
 from zo_sweeps.methods.definition import read
 from zo_sweeps.methods.parts import Device
 from zo_sweeps_agent.agent import light
@@ -72,11 +71,10 @@ def lending(device: Device, cpus: int | None, memory_gb: float | None, slots: in
     own = psutil.virtual_memory().total
     wanted = memory_gb if memory_gb is not None else device.memory_gb
     memory = own if wanted is None else min(int(wanted * 10**9), own)
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = 0 if device.cpu else min(slots, len(visible_gpus()))
     if not (gpus or device.cpu or device.any):
         raise UserError(f"no GPU here for {device.name} (/dev, CUDA_VISIBLE_DEVICES)", where="--device", fix=CPU)
-    return Lending(cpus or there, gpus, memory, slots, () if data is None else _rows(data))
+    return Lending(cpus or cores(), gpus, memory, slots, () if data is None else _rows(data))
 
 
 def _rows(data: Path) -> tuple[str, ...]:

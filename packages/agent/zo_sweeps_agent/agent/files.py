@@ -6,14 +6,13 @@ files/folders/ID/...      a model or data folder: hard links to blobs, under the
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 
 from zo_sweeps.core.errors import UserError
-from zo_sweeps.core.files import new_folder
+from zo_sweeps.core.files import new_folder, sha256_of
 from zo_sweeps.core.fingerprint import fingerprint
 from zo_sweeps.core.units import bytes_text
 from zo_sweeps_agent.agent.link import Link
@@ -64,7 +63,7 @@ class Cache:
             self._make_room(size - have, needed, keep)
             if not begun or have < size or not part.exists():  # the last: of an empty file
                 self._append(link, f"/v1/leases/{lease}/files/{digest}", part, have, size)
-            if _digest(part) == digest:
+            if sha256_of(part) == digest:
                 part.rename(blob)
                 return
             part.unlink()
@@ -112,11 +111,3 @@ def inside(name: str) -> PurePosixPath:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise UserError(f"the head sent a file with the name {name!r}")
     return path
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -32,7 +32,7 @@ from zo_sweeps.core.trial import Outcome, TrialState
 from zo_sweeps.devices.probe import Host, l4t
 from zo_sweeps.record.journal import Journal
 from zo_sweeps_agent.agent.spool import FRUITLESS, Spool
-from zo_sweeps_agent.agent.trials import serve
+from zo_sweeps_agent.agent.trials import end_of, serve
 from zo_sweeps_agent.known_answers import MachineAnswers
 from zo_sweeps_agent.protocol import KnownPrograms
 
@@ -94,7 +94,7 @@ def _scored(client: Path, bundle: Path, step: int) -> Line:
         raise UserError(f"the light client took longer than {ANSWER_SECONDS:.0f} s") from None
     lines = [line for line, _ in read_objects(bundle / LOG) if line is not None and line["type"] == "scores"]
     if done.returncode != DONE or not lines:
-        raise UserError(f"the light client: {_end_of(done.returncode, done.stderr)}")
+        raise UserError(f"the light client: {end_of(done.returncode, done.stderr)}")
     return lines[-1]
 
 
@@ -178,15 +178,7 @@ class _Run:
             time.sleep(LOOK_SECONDS)
 
     def _end_of(self, status: int) -> str:
-        return _end_of(status, self._messages.read_text(errors="replace"))
-
-
-def _end_of(status: int, messages: str) -> str:
-    """Return how the client ended, in words."""
-    if status < 0:
-        what = " (perhaps for lack of memory)" if status == -signal.SIGKILL else ""
-        return f"was ended by {signal.Signals(-status).name}{what}"
-    return (messages.strip().splitlines() or [f"ended with status {status}"])[-1]
+        return end_of(status, self._messages.read_text(errors="replace"))
 
 
 if __name__ == "__main__":

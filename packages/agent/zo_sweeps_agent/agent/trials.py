@@ -49,6 +49,14 @@ def visible_gpus() -> list[str]:
     return [str(i) for i in range(numbered or any((DEV / Path(node).name).exists() for node in GPU_NODES))]
 
 
+def end_of(status: int, messages: str = "") -> str:
+    """Return how a process ended, in words: its last message, if it ended by itself and left one."""
+    if status < 0:
+        what = " (perhaps for lack of memory)" if status == -signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-status).name}{what}"
+    return (messages.strip().splitlines() or [f"ended with status {status}"])[-1]
+
+
 class TrialProcess:
     """A process that runs one trial at a time, started when it is first needed; it keeps its last model loaded.
 
@@ -98,10 +106,7 @@ class TrialProcess:
         if self._process.poll() is None:
             return None
         code, self._process, self.busy = self._process.returncode, None, False
-        if code >= 0:
-            return f"its process ended with status {code}"
-        what = " (perhaps for lack of memory)" if code == -signal.SIGKILL else ""
-        return f"its process was ended by {signal.Signals(-code).name}{what}"
+        return f"its process {end_of(code)}"
 
     def kill(self) -> None:
         """End the process; its trial's events are on the disk."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from zo_sweeps_agent.gateway.exchange import ProblemError
 from zo_sweeps_agent.gateway.presence import Presence
 from zo_sweeps_agent.gateway.trials import open_lease
 from zo_sweeps_agent.gateway.writer import Writer
-from zo_sweeps_agent.lease_contents import StoredFile
 from zo_sweeps_agent.leases import Store
 
 PATH = "/v1/leases/{lease}/files/{digest}"
@@ -35,7 +34,7 @@ class Downloads:
 
     def __init__(self, store: Store, write: Writer, presence: Presence) -> None:
         self._store, self._write, self._presence = store, write, presence
-        self._files: OrderedDict[str, tuple[StoredFile, ...]] = OrderedDict()  # lease -> its files
+        self._files_of = lru_cache(TAKEN)(lambda lease: store.contents(lease).files)
         self._running: Counter[str] = Counter()  # by agent
 
     @property
@@ -61,13 +60,6 @@ class Downloads:
         self._presence.hear(name)
         if not begins:
             await self._write(lambda store: store.sent(lease, size))
-
-    def _files_of(self, lease: str) -> tuple[StoredFile, ...]:
-        if lease not in self._files:
-            self._files[lease] = self._store.contents(lease).files
-            if len(self._files) > TAKEN:
-                self._files.popitem(last=False)
-        return self._files[lease]
 
 
 class _File(web.FileResponse):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from functools import lru_cache
 
 from aiohttp import web
 
@@ -29,7 +29,7 @@ class Trials:
 
     def __init__(self, store: Store, write: Writer) -> None:
         self._store, self._write = store, write
-        self._trials: OrderedDict[tuple[str, str], str] = OrderedDict()  # (lease, agent) -> the lease's trial
+        self._trial_of = lru_cache(KNOWN)(lambda lease, agent: store.lease_of(lease, agent).trial_id)
 
     @property
     def routes(self) -> list[web.RouteDef]:
@@ -67,14 +67,6 @@ class Trials:
                 raise ProblemError(400, str(error)) from None
             raise
         return answer(Received(received))
-
-    def _trial_of(self, lease: str, agent: str) -> str:
-        """Return the id of the trial of an agent's lease, which never changes. Raises UnknownLeaseError."""
-        if (lease, agent) not in self._trials:
-            self._trials[lease, agent] = self._store.lease_of(lease, agent).trial_id
-            if len(self._trials) > KNOWN:
-                self._trials.popitem(last=False)
-        return self._trials[lease, agent]
 
 
 def _must_end(outcome: str, last: str) -> None:
