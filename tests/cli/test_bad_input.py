@@ -225,7 +225,7 @@ def test_a_state_folder_that_cannot_be_written(place: Path, capsys: pytest.Captu
 
 
 def test_a_port_that_is_used(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "state").mkdir()
+    (place / "state" / "mlflow").mkdir(parents=True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

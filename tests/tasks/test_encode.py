@@ -139,7 +139,7 @@ def test_another_bos_stands_in_front_of_the_same_text(tokenizer: Any, tokenizer_
 def test_an_option_without_tokens_is_refused(tokenizer: Any) -> None:
     task = load_task("sst2")
     task["dialects"]["mezo"]["options"] = [" great", " "]
-    with pytest.raises(UserError, match=r"the option ' ' adds no token to its prompt '.+'; give"):
+    with pytest.raises(UserError, match=r"the option ' ' adds no token to its prompt '.+ It was' in task 'sst2'"):
         encode(spec_of(task, "mezo"), REMARK, tokenizer, 64)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from zo_sweeps.methods.task import Gym
 from zo_sweeps.plan import availability
 from zo_sweeps.tasks.data import generated
 from zo_sweeps.tasks.metrics.pass_at_k import PassAtK
+from zo_sweeps.tasks.rewards import reasoning_gym
 from zo_sweeps.tasks.rewards.number import Number
 from zo_sweeps.tasks.rewards.reasoning_gym import ReasoningGym
 
@@ -64,6 +67,43 @@ EVALUATES: dict[str, tuple[Callable[[Any], str], float]] = {
     "simple_integration": (lambda row: f"{row['answer'].removesuffix(' + C')} + 3**2", 1.0),
     "polynomial_multiplication": (lambda row: f"({row['answer'].replace('**', ' ** ')})", 1.0),
 }
+
+
+SCORER = """
+import sympy as sp
+from sympy import parse_expr
+
+def value(answer): return eval(answer)
+def formula(answer): return parse_expr(answer)
+def other(answer): return sp.parse_expr(answer, local_dict={"C": sp.Symbol("C")})
+"""
+
+
+def test_the_modules_of_the_package_evaluate_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package, whose modules this one stands for: it comes with an extra."""
+    module, mark = ModuleType("reasoning_gym.made_up"), tmp_path / "ran"
+    exec(SCORER, vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    reasoning_gym._guard.cache_clear()
+    reasoning_gym._guard()
+    reasoning_gym._guard.cache_clear()  # of the package's own modules, if they are loaded later
+    assert [module.value(text) for text in ("[1, ['a']]", " (1 + 2) / 4", "1 << 3")] == [[1, ["a"]], 0.75, 8]
+    assert module.formula("x**2*sin(2*x) + 3**4") == module.other("3**4 + sin(2*x)*x**2")
+    assert str(module.other("x + C")) == "C + x"
+    calls = (
+        f"open({str(mark)!r}, 'w')",
+        f"__import__('os').system('touch {mark}')",
+        "(1).__class__",
+        "9**9**9",
+        "2**2000",
+    )
+    for text in (*calls, f"[{calls[0]}]", f"sin({calls[0]})", f"sqrt(x={calls[0]})", "exit()", "_", "lambda: 1"):
+        for computed in (module.value, module.formula, module.other):
+            with pytest.raises((ValueError, SyntaxError)):
+                computed(text)
+    with pytest.raises(ValueError, match="in an answer"):
+        module.value("'a' * 10**9")
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize("name", EVALUATES)

@@ -107,6 +107,7 @@ def test_the_page_of_mlflow_says_at_once_what_is_waited_for(
         def close(self) -> None:
             pass
 
+    (tmp_path / "mlflow").mkdir()
     monkeypatch.setattr("zo_sweeps_tracking.server.start", lambda *_: Server())
     with pytest.raises(KeyboardInterrupt):
         ui([f"state_dir={tmp_path}"])
