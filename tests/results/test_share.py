@@ -474,6 +474,26 @@ def test_another_weight_and_another_example_are_found(
     assert (status, text.count("name your copy of it with --model DIR")) == (1, 3)
 
 
+@pytest.mark.parametrize(
+    ("error", "mark"),
+    [
+        (MemoryError(), "?"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "?"),
+        (RuntimeError("shape '[2]' is invalid"), "WRONG"),
+    ],
+)
+def test_a_trial_that_cannot_be_computed_leaves_the_others_to_be_verified(
+    swept: Swept, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception, mark: str
+) -> None:
+    def computed(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(verify, "_computed", computed)
+    status, text = said(capsys, "verify", swept.file, *swept.copies)
+    lines = [line for line in text.splitlines() if "it cannot be computed here" in line]
+    assert (status, {line.split()[0] for line in lines}, len(lines) > 1) == (1, {mark}, True)
+
+
 def test_a_file_that_was_changed_since_is_refused(
     swept: Swept, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from zo_sweeps.core.files import packed, unpacked
 from zo_sweeps.core.host import provenance
 from zo_sweeps.core.trial import Outcome, Trial, TrialState
 from zo_sweeps.core.units import counted
+from zo_sweeps.devices.peak_memory import is_out_of_memory
 from zo_sweeps.devices.probe import probe
 from zo_sweeps.devices.speed import torch_threads
 from zo_sweeps.engine.replay import OtherBasesError, digest
@@ -172,6 +173,7 @@ def _trial(shared: Shared, trial: Trial, copies: Copies) -> Finding:
     except (_WrongError, UserError) as error:
         text = str(error)
     except (MemoryError, RuntimeError) as error:  # one that asks for too much leaves the others to be verified
+        verdict = Verdict.MISSING if is_out_of_memory(error) else verdict
         text = f"it cannot be computed here ({type(error).__name__}: {str(error)[:100]})"
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         text = f"its log does not fit its configuration ({type(error).__name__}: {str(error)[:100]})"

@@ -127,9 +127,8 @@ def _borders(x: Tensor, s: Tensor) -> Tensor:
     n = x.shape[1]
     # Each of equal values counts with the weight of all of them: none of a level that has weight is passed over.
     total = F.pad(s.cumsum(dim=1), (1, 0))
-    s = (total.gather(1, torch.searchsorted(x, x, right=True)) - total.gather(1, torch.searchsorted(x, x))).clamp_(
-        min=0
-    )
+    before, behind = (total.gather(1, torch.searchsorted(x, x, right=right)) for right in (False, True))
+    s = (behind - before).clamp_(min=0)
     gaps = F.pad(x.diff(dim=1), (1, 1), mode="replicate") if n > 1 else torch.ones_like(F.pad(x, (0, 1)))
     mass = (s * (gaps[:, 1:] + gaps[:, :-1]).square()).pow(1 / 3)
     mass = torch.where(mass.sum(dim=1, keepdim=True) > 0, mass, 1.0).cumsum(dim=1)
