@@ -15,9 +15,11 @@ import pytest
 
 from tests.schedule import fakes
 from tests.schedule.driver import TARGET, sweep
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Steps
 from zo_sweeps.core.trial import Outcome, StoredConfig, TrialState
+from zo_sweeps.plan.build import build
 from zo_sweeps.record.journal import JournalStore, scalars
 from zo_sweeps.schedule.backend import Finished, Lost, Progress
 from zo_sweeps.schedule.executors.inline import InlineBackend
@@ -293,6 +295,19 @@ class Scripted(InlineBackend):
         self.busy = False
         for report in self.script.pop(0):
             self._deliver(report)
+
+
+@pytest.mark.parametrize(("row", "again"), [("mezo", 2), ("fo_full", 4)])
+def test_the_eta_of_a_resumed_trial_counts_the_steps_that_are_run_again(tmp_path, row, again):
+    every = build(Composer(["+grid=quickstart"])).every.values()
+    config = next(trial.config for trial in every if trial.block == row)
+    trial = dataclasses.replace(fakes.trial(tmp_path, "a", steps=4), config=config)
+    steps = [Steps(first=i, losses=(1.0,), coefs=((1.0,),), seconds=0.0, tokens=0) for i in range(1, 5)]
+    JournalStore(tmp_path).append("a", steps[:2])
+    backend = Scripted([[Progress("a", 1, steps[2:3])], [Finished("a", 1, Outcome("a", TrialState.SUCCEEDED))]])
+    snapshots = []
+    sweep(tmp_path, [trial], backend, on_update=snapshots.append)
+    assert (snapshots[-1].cost_done, snapshots[-1].cost_this_run) == (4, again)
 
 
 def test_late_and_doubled_reports_change_nothing(tmp_path):

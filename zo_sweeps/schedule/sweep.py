@@ -22,6 +22,7 @@ from zo_sweeps.core.events import End, Event
 from zo_sweeps.core.trial import Needs, Outcome, Trial, TrialState
 from zo_sweeps.core.units import counted
 from zo_sweeps.methods.executor import Executor
+from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.record.journal import JournalStore, last_step
 from zo_sweeps.record.journal import outcome as recorded_outcome
 from zo_sweeps.schedule.backend import NO_SLOT, Backend, Finished, Progress, Report
@@ -161,7 +162,8 @@ class Sweep:
             self._end(run, recorded)
             return
         run.saw(journal)
-        run.resumed_from = run.step = last_step(journal)
+        resumes = not isinstance(trial.config, TrialConfig) or trial.config.method.kind.resumes
+        run.resumed_from = run.step = last_step(journal) if resumes else 0  # else its recorded steps are run again
         self.ledger.write(trial_id, TrialState.RUNNING, attempt=run.attempt)
         self._move(TrialState.PENDING, TrialState.RUNNING)
         for observer in self._observers:
