@@ -193,6 +193,17 @@ def test_generated_answers_end_at_the_task_s_stop(stop: str, folder: Path, monke
         assert seen[-1] != whole, "the demo model writes this letter"
 
 
+def test_a_stop_that_is_a_newline_ends_an_answer_inside_a_token_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        workbench.CausalModel, "generate", lambda self, rows, *_, **__: ["It was good\n\nI"] * len(rows)
+    )
+    with_stop(folder, "\n")
+    outcome, _ = succeeded(planned(folder, "{task: answers, method: zero_shot, train: {max_length: 64}}"))
+    assert outcome.metrics["test/exact_match"] == 1, "Llama 3, Qwen and Gemma have a token of two newlines"
+
+
 def test_answers_of_a_task_without_a_stop_end_at_a_newline(folder: Path) -> None:
     block = "{task: answers, method: zero_shot, train: {max_length: 64}}"
     plain = succeeded(planned(folder, block))[0]

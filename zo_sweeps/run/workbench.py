@@ -429,8 +429,8 @@ class Workbench:
 
         At several points, all answers of the first come first.
 
-        The stop defaults to a newline (MeZO's rule). Any other stop is searched for in the decoded text; generation
-        itself ends early only if that stop is a single token.
+        The stop defaults to a token that is a newline (MeZO's rule). A stop of the task is searched for in the decoded
+        text, as tokens may have it inside; generation itself ends early only if that stop is a single token.
         """
         spec, tokenizer = self.splits.spec, self.model.tokenizer
         stop, stop_ids, eos = spec.stop, None, [] if self.model.eos_id is None else [self.model.eos_id]
@@ -441,7 +441,7 @@ class Workbench:
             stop_ids = [*(last if tokenizer.decode(last) == stop else []), *eos]
         prompts = [list(example.prompt_ids) for example in examples for _ in range(samples)]
         texts = self.model.generate(prompts, spec.max_new_tokens, stop_ids, points=points, choose=choose)
-        return texts if stop_ids is None else [cut(text, stop) for text in texts]
+        return [cut(text, stop) for text in texts]
 
     def _mask(self, layers: Sequence[str]) -> Found:
         """Return the first mask and the function that computes later ones. A log continues only over its own mask."""
