@@ -204,6 +204,21 @@ def test_a_stop_that_is_a_newline_ends_an_answer_inside_a_token_too(
     assert outcome.metrics["test/exact_match"] == 1, "Llama 3, Qwen and Gemma have a token of two newlines"
 
 
+def test_nothing_is_left_of_an_answer_that_begins_with_its_stop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = workbench.CausalModel.generate
+
+    def forced(self: Any, prompts: Any, new: int, *stops: Any, **options: Any) -> list[str]:
+        said = self.tokenizer.encode("\n\n It was good", add_special_tokens=False)
+        assert said[0] == said[1], "a tokenizer with one token for both would end there"
+        options["choose"] = lambda rows, token, logits: torch.eye(logits.shape[1])[[said[token]] * len(rows)]
+        return generate(self, prompts, len(said), *stops, **options)
+
+    monkeypatch.setattr(workbench.CausalModel, "generate", forced)
+    with_stop(folder, "\n\n")
+    outcome, _ = succeeded(planned(folder, "{task: answers, method: zero_shot, train: {max_length: 64}}"))
+    assert outcome.metrics["test/exact_match"] == 0
+
+
 def test_answers_of_a_task_without_a_stop_end_at_a_newline(folder: Path) -> None:
     block = "{task: answers, method: zero_shot, train: {max_length: 64}}"
     plain = succeeded(planned(folder, block))[0]

@@ -116,7 +116,7 @@ class CausalModel:
         points: int = 1,
         choose: Choose | None = None,
     ) -> list[str]:
-        """Continue `prompts` (token ids, with their BOS) greedily up to a stop token; return the new texts, stripped.
+        """Continue `prompts` (token ids, with their BOS) greedily up to a stop token; return texts less outer spaces.
 
         Prompts of similar length share a batch, padded on the left and masked where their lengths differ, so that a
         continuation does not depend on the other prompts and points (up to ties within rounding). A batch of FILLED
@@ -147,7 +147,7 @@ class CausalModel:
             )
             places = [point * len(prompts) + i for point in range(points) for i in chunk]
             for i, row in zip(places, rows, strict=True):
-                texts[i] = self.tokenizer.decode(row, skip_special_tokens=True).strip()
+                texts[i] = self.tokenizer.decode(row, skip_special_tokens=True).strip(" ")  # a newline may be a stop
         return texts
 
     def prompt(self, text: str) -> list[int]:

@@ -82,5 +82,5 @@ def leads(answers: ModelAnswers) -> list[float]:
 
 
 def cut(text: str, stop: str) -> str:
-    """Return a generated answer up to the task's stop, stripped; unchanged if there is no stop."""
-    return text.partition(stop)[0].strip() if stop else text
+    """Return a generated answer up to the task's stop, if there is one, stripped."""
+    return (text.partition(stop)[0] if stop else text).strip()
