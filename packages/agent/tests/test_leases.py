@@ -165,6 +165,11 @@ def test_revocation_ends_leases_and_frees_the_name_for_a_new_key(store: Store) -
     assert store.revoked() == ["a"], "a revoked key cannot join"
     join(store, secret=b"n" * 10)
     assert store.revoked() == []
+    store.revoke("a")
+    store.add_code(b"m" * 10, time.time() + 60)
+    for name in ("a", "b"):  # the name has had another key since
+        with pytest.raises(KeyUsedError, match="the agent 'a' has, or had, the key"):
+            store.enrol(b"m" * 10, name, "cpu", f"key of {SECRET!r}", "EF")
 
 
 def test_a_key_that_was_revoked_stays_so_where_an_old_store_is_put_back(store: Store, tmp_path: Path) -> None:

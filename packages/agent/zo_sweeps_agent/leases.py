@@ -215,8 +215,11 @@ class Store:
                 raise CodeError("this one-time code is not valid: mistyped, used or expired")
             if known:
                 raise RefusedError(f"there is an agent {name!r} already")
-            if other := self._one("SELECT name FROM agents WHERE key = ?", (key,)):
-                raise KeyUsedError(f"the agent {other[0]!r} has, or had, the key of this machine")
+            owners = [row[0] for row in self._all("SELECT name FROM agents WHERE key = ?", (key,))]
+            for other, records in agent_records.noted(self._path).items():  # of a name that has got another key since
+                owners += [other for record in records if record[1] == key and record[-1] == REVOKED]
+            if owners:
+                raise KeyUsedError(f"the agent {owners[0]!r} has, or had, the key of this machine")
             self._db.execute("UPDATE codes SET used_by = ? WHERE hash = ?", (name, _hash(secret)))
             self._db.execute(
                 "INSERT OR REPLACE INTO agents (name, key, serial, device, state, heard) VALUES (?, ?, ?, ?, ?, ?)",
