@@ -239,12 +239,17 @@ def wait_for_port(port: int, server: subprocess.Popen[bytes]) -> None:
         assert outside.startswith("127.") or one.connect_ex((outside, port)) != 0
 
 
+@pytest.mark.multiprocess
 def test_the_end_of_the_page_interrupts_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped: list[Path] = []
+    program = [sys.executable, "-c", "import time; time.sleep(60)"]
+    starting, other = subprocess.Popen([*program, runs.GRID]), subprocess.Popen(program)
 
     class Server:
+        pid = os.getpid()
+
         def __init__(self, command: list[str], **_: object) -> None:
             assert "--server.address=127.0.0.1" in command
             assert "--browser.gatherUsageStats=false" in command
@@ -263,6 +268,10 @@ def test_the_end_of_the_page_interrupts_its_runs(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(runs, "pid_of", lambda folder: os.getpid())
     monkeypatch.setattr(command, "stop", stopped.append)
-    assert command.demo(["--state-dir", str(tmp_path)]) == 130
+    with starting, other:
+        assert command.demo(["--state-dir", str(tmp_path)]) == 130
+        assert starting.wait(20) == -signal.SIGTERM, "it holds no lock yet"
+        assert other.poll() is None
+        other.kill()
     assert stopped[1:] == [tmp_path / "one"]
     assert "the same choices go on from there" in capsys.readouterr().out

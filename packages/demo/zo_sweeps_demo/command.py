@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
 
+import psutil
+
 from zo_sweeps.cli.parser import grid_parser, parse
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.host import free_port
-from zo_sweeps_demo.runs import Page, offered, running, stop
+from zo_sweeps_demo.runs import GRID, Page, offered, pid_of, running, stop
 
 HOST = "127.0.0.1"
 FLAGS = {
@@ -49,12 +51,28 @@ def demo(given: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
+        begun = _begun_by(server.pid)
         server.terminate()
         server.wait()
-        for folder in running(page):
+        held = {pid_of(folder): folder for folder in running(page)}
+        for folder in held.values():
             with contextlib.suppress(ProcessLookupError):
                 stop(folder)
                 print(f"stopped: {folder}; the same choices go on from there")
+        for run in begun:
+            if run.pid not in held:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    run.terminate()
+
+
+def _begun_by(server: int) -> list[psutil.Process]:
+    """Return the runs that the page's process has started: one that holds no lock yet is not known by its folder."""
+    found = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(server).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # a zombie among them
+                found += [child] if GRID in child.cmdline() else []
+    return found
 
 
 def parsed(given: Sequence[str]) -> Namespace:
