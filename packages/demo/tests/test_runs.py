@@ -184,6 +184,8 @@ def test_a_journal_is_read_on_and_a_new_one_from_its_start(run: Run) -> None:
 
 def test_a_process_that_ended_without_a_journal_says_why(run: Run) -> None:
     run.folder.mkdir(parents=True)
+    (run.folder / runs.LOG).touch()
+    assert runs.progress(run).state == "new", "stopped before it said anything"
     (run.folder / runs.LOG).write_text("zo_sweeps: no room; free some\n\n")
     now = runs.progress(run)
     assert (now.state, now.error) == ("failed", "no room; free some")

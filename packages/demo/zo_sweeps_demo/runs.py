@@ -387,7 +387,7 @@ def _broke(run: Run, journal: list[Event]) -> bool:
     """Return whether the process ended by itself without a word in the journal."""
     ended = _processes.get(run.folder)
     if ended is None:
-        return not journal and (run.folder / LOG).exists()
+        return not journal and bool(_last_line(run.folder / LOG))  # of one that was stopped at once it is empty
     return ended.returncode not in (0, 130, -signal.SIGINT, -signal.SIGTERM)
 
 
