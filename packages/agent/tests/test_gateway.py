@@ -366,6 +366,23 @@ def test_a_strangers_request_is_measured_before_it_is_read(head: Head) -> None:
     assert answered(unknown) == 413, "its end was not sent"
 
 
+def test_a_client_that_leaves_within_its_body_or_a_full_disk_leaves_no_traceback(
+    head: Head, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = stranger(head, "127.0.0.8", b"Content-Length: 100\r\n\r\n{")
+    other = head.agent()  # the first request is read by now
+    left.close()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(leases.agent_records, "note", full)
+    with pytest.raises(UserError, match="the head cannot store this now"):
+        head.agent()
+    assert other.link.get("/v1/work", {"wait": "0"}) == {"leases": [], "stop": []}
+    assert [record.message for record in caplog.records if record.exc_info] == []
+
+
 def test_strangers_at_a_time_are_bounded_each_and_together(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STRANGERS", 4)
     monkeypatch.setattr(limits, "STRANGERS_EACH", 2)

@@ -121,8 +121,8 @@ class GatewayApp:
             return refuse(_STATUS.get(type(error), 409), Refusal(str(error)))
         except asyncio.TimeoutError:
             return refuse(408, Refusal("the request took too long"))
-        except (OSError, ConnectionError):
-            raise
+        except ConnectionError:  # it was cut within a body: this reaches nobody, and the log needs no traceback
+            return refuse(400, Refusal("the connection was cut"))
         except Exception as error:  # of the store: a full disk. The agent keeps its events, and comes back
             self._log(f"{request.path}: {type(error).__name__}: {error}")
             return refuse(503, Refusal("the head cannot store this now"), retry=10.0)
