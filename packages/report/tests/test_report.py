@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TextIO
 from urllib.parse import unquote
 
 import pytest
@@ -164,15 +165,23 @@ def test_watching_writes_until_the_sweep_has_ended(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    drivers, pauses = ["pid 1", "pid 1", ""], list[float]()
+    drivers, pauses, readers = ["pid 1", "pid 1", ""], list[float](), list[TextIO]()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        readers.append((tmp_path / "a b.html").open())
+
     monkeypatch.setattr(commands, "driver_of", lambda _: drivers.pop(0))
-    monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append))
+    monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     given = ["+grid=tiny", f"state_dir={folder / 'state'}", "--config-dir", str(folder / "conf")]
     in_process(capsys, "report", *given, "--watch", "--output", str(tmp_path / "a b.html"))
     assert (drivers, len(pauses)) == ([], 2)
     assert min(pauses) >= report.REFRESH
     text = (tmp_path / "a b.html").read_text()
     assert "refresh" not in text
+    for reader in readers:  # of a page that was replaced while a browser loaded it
+        with reader:
+            assert "refresh" in reader.read()
     linked = {given["href"] for given, _ in Page(text).all("a") if given["href"].startswith("a%20b_trials/")}
     assert len(linked) > 3
     assert all((tmp_path / unquote(name)).is_file() for name in linked)

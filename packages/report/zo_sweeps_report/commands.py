@@ -15,6 +15,7 @@ from zo_sweeps.cli.parser import grid_parser, parse, read
 from zo_sweeps.cli.text import console, say
 from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError, require_known, unknown
+from zo_sweeps.core.files import replace_text
 from zo_sweeps.core.units import counted
 from zo_sweeps.results.facts import status_facts
 from zo_sweeps.results.past_sweeps import ReadablePlan
@@ -113,7 +114,10 @@ def _report(reading: ReadablePlan, path: Path, *, live: bool) -> None:
     text = pages.html(plan, composer, standing, command, trials=f"{quote(trials.name)}/", live=now)
     try:
         TrialPages(plan, standing, command, f"../{quote(path.name)}", ".").write(trials)
-        path.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a device
+        else:
+            replace_text(path.resolve(), text)  # at once: a browser that finds it empty does not load it again
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", where="--output") from None
 
