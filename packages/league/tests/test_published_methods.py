@@ -573,6 +573,16 @@ def test_mopi_keeps_the_leading_directions_and_all_of_them_are_the_sign() -> Non
     torch.testing.assert_close(leading(M, every, 400), U @ V.T, rtol=1e-2, atol=1e-2)
 
 
+def test_mopi_has_no_directions_beyond_the_rank_of_an_estimate() -> None:
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        M = torch.randn(64, 16, generator=generator) @ torch.randn(16, 64, generator=generator)
+        found = leading(M, torch.randn(64, 32, generator=generator), 1)
+        assert float(found.square().sum()) == pytest.approx(16, abs=1e-2)
+        rows = torch.linalg.qr(M.T[:, :16]).Q
+        torch.testing.assert_close(found @ rows @ rows.T, found, rtol=0, atol=1e-4)
+
+
 def test_lozos_momentum_is_kept_in_the_basis_and_carried_into_the_next() -> None:
     noise, lr, mu = LowRank(2, 2, "released"), 0.1, 0.6
     params = {"W": nn.Parameter(torch.zeros(12, 10)), "b": nn.Parameter(torch.zeros(9))}

@@ -28,6 +28,7 @@ class MOPI(RoundedUpdate):
     where P is drawn; it keeps m as r rows, which belong to another P from there on, and here m is of the whole matrix.
     """
 
+    numerics: ClassVar[int] = 2
     state_copies: ClassVar[int] = 1
     portable: ClassVar[bool] = False
 
@@ -63,12 +64,14 @@ def leading(M: Tensor, start: Tensor, iterations: int) -> Tensor:
     """Return about the sum of u_i v_i^T over the k largest singular values of M [m, n], by subspace iteration.
 
     V [n, k] becomes Q of M^T M V at each of the iterations, from `start`; then u_i = M v_i / ||M v_i||. A direction in
-    which M is 0 adds nothing. Cost: 4 m n k operations an iteration.
+    which M is 0 adds nothing. Cost: 4 m n k operations an iteration, 2 m k^2 for the directions in which it is 0.
     """
     V: Tensor = torch.linalg.qr(start).Q
     for _ in range(iterations):
         V = torch.linalg.qr(M.T @ (M @ V)).Q
     U: Tensor = M @ V
+    # Beyond the rank of M, v_i is of rounding: M v_i may be long, but lies between the M v before it.
+    own = torch.linalg.qr(U, mode="r").R.diagonal().abs()
     lengths = torch.linalg.vector_norm(U, dim=0)
-    inverse = torch.where(lengths > 1e-6 * lengths.max(), 1 / lengths.clamp(min=1e-30), 0.0)
+    inverse = torch.where(own > 1e-6 * own.max(), 1 / lengths.clamp(min=1e-30), 0.0)
     return (U * inverse).matmul(V.T)
