@@ -89,3 +89,20 @@ def test_a_trial_whose_update_took_other_numbers_for_coefficients_has_another_id
 ) -> None:
     config = config_of(method, update=update, model="random_llama")
     assert is_corrected(config, describe(config.model.arch)) is corrected
+
+
+@pytest.mark.parametrize(
+    ("method", "update", "decay", "corrected"),
+    [
+        ("sparse_mezo", "sgd", 0.1, True),
+        ("sparse_mezo", "sgd", 0.0, False),
+        ("sparse_mezo", "momentum", 0.1, False),
+        ("mezo", "sgd", 0.1, False),
+    ],
+)
+def test_a_trial_whose_masks_were_of_decayed_weights_has_another_id(
+    method: str, update: str, decay: float, corrected: bool
+) -> None:
+    config = config_of(method, update=update, model="random_llama")
+    config = replace(config, update=replace(config.update, weight_decay=decay))
+    assert is_corrected(config, describe(config.model.arch)) is corrected

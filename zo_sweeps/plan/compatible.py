@@ -382,10 +382,14 @@ def is_corrected(config: TrialConfig, arch: Arch) -> bool:
     """Return whether a trial of this model was computed wrongly before, so that it has another id than it had.
 
     Over codes, buffers around the projections had no values; of several points of all weights in one forward, a
-    parameter in common moved as if it were a norm's; an update took what an estimator gives besides for coefficients.
+    parameter in common moved as if it were a norm's; an update took what an estimator gives besides for coefficients;
+    sgd's weight decay came before masks of the weights.
     """
-    if config.method.kind.estimates and config.update.reads_coefs and config.estimator.gives:
-        return True
+    if config.method.kind.estimates:
+        decays = config.update.adds_noise and getattr(config.update, "weight_decay", 0.0) > 0
+        masked = config.perturbation.reads is Reads.WEIGHTS
+        if (decays and masked) or (config.update.reads_coefs and config.estimator.gives):
+            return True
     return (arch.filled and config.precision.coded) or (arch.shared and _holds_full_points(config))
 
 

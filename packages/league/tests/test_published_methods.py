@@ -274,6 +274,18 @@ def test_sparse_mezo_moves_the_small_weights_as_they_are_now(threshold: Any) -> 
         method.init(space.params)
 
 
+def test_sparse_mezo_decays_weights_after_it_has_moved_those_that_were_small_at_the_points() -> None:
+    """With lr * decay = 0.2, |w| between h and 1.25 h fall below h by the decay alone: no estimate moves them."""
+    module, decay = Parts(), 2.0
+    space, W = FullModel(module), module.layers[0].W
+    before = W.detach().clone()
+    method = Method(RGE(1, 1e-3), SmallWeights(0.75), SGD(weight_decay=decay)).bind(space.params)
+    step(method, module, space, lambda P: module(), method.init(space.params), seed=1, step=1, lr=0.1)
+    large = before.abs() > before.abs().flatten().sort().values[29]
+    torch.testing.assert_close(W.detach()[large], before[large] * (1 - 0.1 * decay))
+    assert not torch.isclose(W.detach()[~large], before[~large] * (1 - 0.1 * decay)).any()
+
+
 def test_subzero_lies_between_orthonormal_bases_that_last_for_the_window() -> None:
     noise = Subspace(3, 4).bind(LAYOUT)
     squares = []

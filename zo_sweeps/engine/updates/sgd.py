@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from zo_sweeps.engine.later import direction, rounding, torch, weight_only
+from zo_sweeps.engine.later import Tensor, direction, rounding, torch, weight_only
 from zo_sweeps.methods.definition import option
-from zo_sweeps.methods.perturbation import Perturbation
+from zo_sweeps.methods.perturbation import Perturbation, Reads
 from zo_sweeps.methods.points import REALS, Estimate, Theta
 from zo_sweeps.methods.update import Params, RoundedUpdate, State
 
@@ -51,9 +51,12 @@ class SGD(RoundedUpdate):
                     ghat = direction.ghat(estimate, noise, name, param)
                     rounding.move(param, ghat, lr, self.weight_decay, random, name)
                 else:
+                    base: Tensor = param
                     if self.weight_decay and param.dim() >= 2:
-                        param.mul_(1 - lr * self.weight_decay)
-                    direction.combine(noise, terms, name, param, out=param)
+                        # Apart, where directions are of theta as it was at the points.
+                        decayed = param.mul if noise.reads is Reads.WEIGHTS else param.mul_
+                        base = decayed(1 - lr * self.weight_decay)
+                    direction.combine(noise, terms, name, base, out=param)
                 if self.nonnegative:
                     param.clamp_(min=0)
             return state
