@@ -26,7 +26,7 @@ from pandas import DataFrame
 
 import zo_sweeps
 from tests.cli.common import NOWHERE
-from tests.plan.common import changed, write_grid
+from tests.plan.common import changed, planned, write_grid
 from tests.run.common import make
 from tests.tables.examples import PUBLISHED, small
 from tests.tasks.common import load_task, spec_of
@@ -38,6 +38,7 @@ from zo_sweeps.methods import registry
 from zo_sweeps.methods.precision import Precision
 from zo_sweeps.methods.trial_config import TrialConfig
 from zo_sweeps.models.identity import DEMO
+from zo_sweeps.plan.build import Plan
 from zo_sweeps.record import archive
 from zo_sweeps.record.journal import JournalStore, evals, predictions
 from zo_sweeps.results import exchange
@@ -743,6 +744,23 @@ def test_a_row_of_others_says_under_which_conditions_and_leaves_the_table_as_it_
     assert exchange.below(own, None, "Jane (SHA256:x)", "0a1b") == own
     sooner = build(replace(layout, caption="Within 15 seconds of training steps."), records)
     assert exchange.below(own, sooner, "Jane (SHA256:x)", "0a1b").rows == own.rows
+
+
+def test_a_row_of_others_says_that_it_was_measured_on_other_files(tmp_path: Path) -> None:
+    def plan_of(name: str) -> Plan:
+        (tmp_path / name / "sst2").mkdir(parents=True)
+        for split in ("train", "validation", "test"):
+            row = {"sentence": f"a {name} film", "label": 1}
+            (tmp_path / name / "sst2" / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+        return planned(tmp_path / "conf", changed(), "task=sst2", f"data.dir={tmp_path / name}")
+
+    one, two = plan_of("good"), plan_of("bad")
+    assert exchange.other_files(one, two) == ["the data of sst2"]
+    assert exchange.other_files(one, one) == []
+    table = build(*small())
+    both = exchange.below(table, table, "Jane (SHA256:x)", "0a1b", exchange.other_files(one, two))
+    (note,) = {both.row_notes[key][-1] for key, _ in both.rows[len(table.rows) :]}
+    assert note.endswith("; not measured on the same files as above: the data of sst2")
 
 
 def test_a_row_of_others_over_fewer_columns_has_no_mean_or_rank_beside_ones_over_all() -> None:

@@ -359,14 +359,31 @@ def with_imported(tables: Sequence[Table], plan: Plan, composer: Composer) -> li
             # It was whole when it was imported: its folder was changed since, or this version reads other keys.
             what = f"an imported archive that cannot be read ({type(error).__name__}: {error})"
             raise UserError(what, where=str(folder), fix="remove that folder, and import the archive again") from None
-        found = [below(table, theirs.get(table.spec.name), str(facts["whose"]), folder.name) for table in found]
+        whose, other = str(facts["whose"]), other_files(plan, shared.plan)
+        found = [below(table, theirs.get(table.spec.name), whose, folder.name, other) for table in found]
     return found
 
 
-def below(table: Table, theirs: Table | None, whose: str, key: str) -> Table:
+def other_files(plan: Plan, theirs: Plan) -> list[str]:
+    """Return the models and data sets that two plans call alike and that have other contents in each."""
+    own, there = (_fingerprints(one) for one in (plan, theirs))
+    return [name for name in own if name in there and own[name].isdisjoint(there[name])]
+
+
+def _fingerprints(plan: Plan) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for trial in plan.every.values():
+        whole = trial.config.to_json()
+        for name, part in (("the model", whole["model"]), ("the data of", whole["task"])):
+            if part.get("fingerprint"):
+                found.setdefault(f"{name} {part['name']}", set()).add(part["fingerprint"])
+    return found
+
+
+def below(table: Table, theirs: Table | None, whose: str, key: str, other: Sequence[str] = ()) -> Table:
     """Return a table with the rows of another of the same layout below its own, each labelled with whose it is.
 
-    `key` tells an archive apart from others, also of the same author.
+    `key` tells an archive apart from others, also of the same author; `other` names what has other contents there.
     """
     if theirs is None:
         return table
@@ -374,6 +391,8 @@ def below(table: Table, theirs: Table | None, whose: str, key: str) -> Table:
         line = f"the imported results of {whose} are not shown: their table has another measure or rule of selection"
         return replace(table, spec=replace(table.spec, footnotes=(*table.spec.footnotes, line)))
     note = f"imported: the results of {whose}, as the archive has them; `verify` computes them again"
+    if other:
+        note += f"; not measured on the same files as above: {', '.join(other)}"
     if {*theirs.spec.caveats} != {*table.spec.caveats}:
         caveats = "; ".join(theirs.spec.caveats) or "none of the notes below but those of the grid as written"
         note += f"; other conditions than above: {caveats}"
