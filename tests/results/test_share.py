@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import lzma
@@ -45,7 +46,7 @@ from zo_sweeps.results import exchange
 from zo_sweeps.run.workbench import Workbench, torch_device
 from zo_sweeps.schedule.ledger import Ledger, read_standing
 from zo_sweeps.session import session, verify
-from zo_sweeps.tables import build, to_text
+from zo_sweeps.tables import build, to_csv, to_text
 from zo_sweeps.tables.records import AVERAGE, LARGEST, RANK
 from zo_sweeps.tasks.data import digest_rows
 
@@ -733,10 +734,14 @@ def test_a_row_of_others_says_under_which_conditions_and_leaves_the_table_as_it_
     (note,) = {both.row_notes[key][-1] for key, _ in both.rows[len(own.rows) :]}
     assert note in both.footnotes
     assert note.startswith("imported: the results of Jane (SHA256:x), as the archive has them;")
-    assert note.endswith("other conditions than above: run on another model")
+    assert note.endswith("; its conditions: run on another model")
     theirs = both.cells["0a1b/full", "sst2"]
     assert theirs.notes == own.cells["full", "sst2"].notes
     assert to_text(both)
+    here = exchange.below(build(replace(layout, caveats=("left out: b",)), records), own, "Jane (SHA256:x)", "0a1b")
+    notes = {row["block"]: row["notes"] for row in csv.DictReader(io.StringIO(to_csv(here)))}
+    assert ("left out: b" in notes["full"], "left out: b" in notes["0a1b/full"]) == (True, False)
+    assert f"; its conditions: {layout.caveats[0]}" in notes["0a1b/full"]
     other = build(replace(layout, measure=replace(layout.measure, unit="points")), records)
     refused = exchange.below(own, other, "Jane (SHA256:x)", "0a1b")
     assert refused.rows == own.rows

@@ -393,9 +393,8 @@ def below(table: Table, theirs: Table | None, whose: str, key: str, other: Seque
     note = f"imported: the results of {whose}, as the archive has them; `verify` computes them again"
     if other:
         note += f"; not measured on the same files as above: {', '.join(other)}"
-    if {*theirs.spec.caveats} != {*table.spec.caveats}:
-        caveats = "; ".join(theirs.spec.caveats) or "none of the notes below but those of the grid as written"
-        note += f"; other conditions than above: {caveats}"
+    if theirs.spec.caveats or table.spec.caveats:  # in a CSV, each line has its own
+        note += f"; its conditions: {'; '.join(theirs.spec.caveats) or 'those of the grid as written'}"
     return appended(table, theirs, key, whose.rpartition(" (")[0], note)
 
 

@@ -298,13 +298,14 @@ def _safe(text: str) -> str:
 
 
 def _csv_lines(table: Table) -> Iterator[Mapping[str, Any]]:
-    spec = table.spec
+    spec, rows = table.spec, dict(table.spec.rows)
     for block, label in table.rows:
         for key, column in table.columns:
             cell, measure, extent = table.cells[block, key], spec.of(key), table.cells[block, key].extent
             marked = {*cell.notes, *table.row_notes[block], *table.column_notes[key]}
             differs = [flag.note for flag in cell.differs]
             notes = [note for note in table.footnotes if note in marked and note not in differs]
+            conditions = spec.caveats if block in rows else ()  # of others' rows, a footnote says what holds
             line = {
                 "table": spec.name,
                 "row": label,
@@ -317,7 +318,7 @@ def _csv_lines(table: Table) -> Iterator[Mapping[str, Any]]:
                 "planned": cell.planned,
                 "block": block,
                 "column_key": key,
-                "notes": "; ".join([*notes, *spec.caveats]),
+                "notes": "; ".join([*notes, *conditions]),
                 "differs": "; ".join(differs),
                 "places": "; ".join(place.described for place in cell.places),
             }
