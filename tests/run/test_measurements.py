@@ -290,6 +290,11 @@ def test_noise_is_measured_at_the_levels_of_rounded_activations_too_and_costs_a_
     assert levels.metrics["noise_to_signal"] > 0.5
 
 
+def test_a_cell_with_one_seed_that_is_worse_than_the_untrained_model_says_it_of_a_run_alone() -> None:
+    (line,) = remarks([{"dev_loss_change": 0.0015}, {"dev_loss_change": -0.0061}])  # the mean is better
+    assert line.startswith("a run is not better than before training: the dev loss of its selected step is 0.0015 ")
+
+
 def test_a_trial_that_ends_worse_than_the_untrained_model_says_so_in_its_cell() -> None:
     untrained, _ = run(make("method=zero_shot"))
     for method, lr, worse in (("prge", "0.3", False), ("mezo", "1", True)):

@@ -62,8 +62,8 @@ REMARKS = (
     ),
     Remark(
         "dev_loss_change",
-        "not better than before training: the dev loss of the selected step is {} above the untrained model's; other "
-        "update.lr or estimator.eps may learn",
+        "a run is not better than before training: the dev loss of its selected step is {} above the untrained "
+        "model's; other update.lr or estimator.eps may learn",
         above=0,
     ),
     Remark(
