@@ -48,6 +48,8 @@ def test_a_running_sweep_says_what_runs_where_and_why_others_wait_and_an_ended_o
         assert "3/4" in line
         live.update(Snapshot(2, counts, 8, 4, 4, 60.0, ()))  # within a second of the last
         assert read_live(tmp_path / "state")["running"][0].step == 3
+        other = status_facts(planned(tmp_path / "conf", TINY, f"state_dir={tmp_path / 'state'}", "grid.seeds=[7]"))
+        assert (other.driver, other.running, other.waiting, other.seconds_left) == (None, [], {}, None), "it is ours"
     assert WHY not in said()
     assert "stopped" not in said()
     with Ledger(tmp_path / "state") as ledger:

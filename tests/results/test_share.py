@@ -765,7 +765,7 @@ def test_a_row_of_others_says_that_it_was_measured_on_other_files(tmp_path: Path
     table = build(*small())
     both = exchange.below(table, table, "Jane (SHA256:x)", "0a1b", exchange.other_files(one, two))
     (note,) = {both.row_notes[key][-1] for key, _ in both.rows[len(table.rows) :]}
-    assert note.endswith("; not measured on the same files as above: the data of sst2")
+    assert "; not measured on the same files as above: the data of sst2; its conditions: " in note
 
 
 def test_a_row_of_others_over_fewer_columns_has_no_mean_or_rank_beside_ones_over_all() -> None:

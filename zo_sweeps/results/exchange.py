@@ -25,7 +25,7 @@ from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.core.events import End, Event, Start, read_event, write_event
 from zo_sweeps.core.files import new_folder, replace_text
-from zo_sweeps.core.trial import TrialState
+from zo_sweeps.core.trial import TrialState, parts_of
 from zo_sweeps.methods.parts import ModelSource
 from zo_sweeps.methods.trial_config import TrialConfig, texts_of
 from zo_sweeps.plan import stored
@@ -372,11 +372,11 @@ def other_files(plan: Plan, theirs: Plan) -> list[str]:
 
 def _fingerprints(plan: Plan) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for trial in plan.every.values():
-        whole = trial.config.to_json()
-        for name, part in (("the model", whole["model"]), ("the data of", whole["task"])):
-            if part.get("fingerprint"):
-                found.setdefault(f"{name} {part['name']}", set()).add(part["fingerprint"])
+    for what, key in (("the model", "model"), ("the data of", "task")):
+        for part in {id(one): one for one in (parts_of(t.config)[key] for t in plan.every.values())}.values():
+            fields = part if isinstance(part, Mapping) else vars(part)  # as stored, or read
+            if fields["fingerprint"]:
+                found.setdefault(f"{what} {fields['name']}", set()).add(fields["fingerprint"])
     return found
 
 

@@ -275,10 +275,12 @@ def status_facts(plan: Plan) -> SweepStatus:
     """Return the facts of a plan's sweep, from the ledger and the driver's last note."""
     folder = plan.config.folder
     standing, driver = read_standing(folder), driver_of(folder)
-    states = {trial_id: _state(trial_id, plan, standing, bool(driver)) for trial_id in plan.every}
     live = read_live(folder) if driver else None
+    runs = [run for run in live["running"] if run.trial_id in plan.every] if live else []
+    if live and live["running"] and not runs:
+        driver, live = "", None  # the driver is another grid's
+    states = {trial_id: _state(trial_id, plan, standing, bool(driver)) for trial_id in plan.every}
     late = time.time() - live["time"] if live else 0.0
-    runs = live["running"] if live else []
     running = [replace(run, seconds=run.seconds + late, silent=run.silent + late) for run in runs]
     return SweepStatus(
         grid=plan.name,
