@@ -19,6 +19,7 @@ from zo_sweeps.core.errors import UserError
 from zo_sweeps.record import archive
 
 TIB = str(2**40)
+PAX = "not an archive of zo_sweeps ('././@PaxHeader' is no file, or stands twice)"
 NONE = "not an archive of zo_sweeps ("
 AGAIN = "it was changed or damaged since: ask for it again"
 JOURNAL = "journal/" + "0" * 16 + ".jsonl"
@@ -48,6 +49,20 @@ def sparse() -> bytes:
     return bytes(header) + bytes(1024)
 
 
+def claimed(size: int) -> bytes:
+    """A tar of one member that claims a size and holds a kilobyte."""
+    entry = tarfile.TarInfo("plan.json")
+    entry.size = size
+    return entry.tobuf(format=tarfile.GNU_FORMAT) + bytes(1024)
+
+
+def digits(count: int) -> bytes:
+    """A tar of a pax header of digits alone, through which tarfile's expressions go once per digit."""
+    entry = tarfile.TarInfo("header")
+    entry.type, entry.size = tarfile.XHDTYPE, count
+    return entry.tobuf(format=tarfile.USTAR_FORMAT) + b"1" * count + tar(("plan.json", b"{}"))
+
+
 def large(name: str, data: bytes, times: int) -> Callable[[], bytes]:
     """A tar to be made: up to 90 MB, which only the process that tests it shall hold."""
     return lambda: tar((name, data * times), ("plan.json" if name != "plan.json" else "tables.json", b"{}"))
@@ -68,7 +83,7 @@ def packed(data: bytes | Callable[[], bytes]) -> bytes:
 
 BRACKETS = b"[],"
 PACKED = [  # what is inside of xz, the line that it must get
-    (b"", f"{NONE}empty file)"),
+    (b"", f"{NONE}it has no manifest.json)"),
     (b"text", f"{NONE}"),
     (tar(), f"{NONE}it has no manifest.json)"),
     (tar(("plan.json", b"{}")), f"{NONE}it has no manifest.json)"),
@@ -77,8 +92,11 @@ PACKED = [  # what is inside of xz, the line that it must get
     (tar(("plan.json", b"{}"), ("plan.json", b"{}")), f"{NONE}'plan.json' is no file, or stands twice)"),
     (tar(("plan.json", b""), kind=tarfile.LNKTYPE), f"{NONE}'plan.json' is no file, or stands twice)"),
     (tar(("plan.json", b""), kind=tarfile.FIFOTYPE), f"{NONE}'plan.json' is no file, or stands twice)"),
-    (sparse(), f"{NONE}'plan.json' claims {TIB} bytes, sparse or without them)"),
-    (tar(("plan.json", b"{}"), GNU__sparse__major="1", GNU__sparse__minor="0"), NONE),
+    (sparse(), f"{NONE}'plan.json' is no file, or stands twice)"),
+    (claimed(2**40), f"{NONE}'plan.json' claims {TIB} bytes, without them)"),
+    (claimed(-1024), f"{NONE}'plan.json' claims -1024 bytes, without them)"),
+    (digits(512 * 1000), f"{NONE}'header' is no file, or stands twice)"),
+    (tar(("plan.json", b"{}"), GNU__sparse__major="1", GNU__sparse__minor="0"), PAX),
     (
         tar(
             ("plan.json", b"1\n0\n0\n" + bytes(506)),
@@ -86,14 +104,14 @@ PACKED = [  # what is inside of xz, the line that it must get
             GNU__sparse__minor="0",
             GNU__sparse__realsize=TIB,
         ),
-        f"{NONE}'plan.json' claims {TIB} bytes, sparse or without them)",
+        PAX,
     ),
     (
         tar(("plan.json", b"{}"), GNU__sparse__map="0,0", GNU__sparse__size=TIB),
-        f"{NONE}'plan.json' claims {TIB} bytes, sparse or without them)",
+        PAX,
     ),
-    (tar(("plan.json", b"{}"), size=TIB), f"{NONE}'plan.json' claims {TIB} bytes, sparse or without them)"),
-    (tar(("plan.json", b"{}"), size=str(2**80)), NONE),
+    (tar(("plan.json", b"{}"), size=TIB), PAX),
+    (tar(("plan.json", b"{}"), size=str(2**80)), PAX),
     (large(archive.MANIFEST, BRACKETS, 30_000_000), f"{NONE}'manifest.json' has more than 4,194,304 values)"),
     (large(archive.MANIFEST, b"[", 30_000_000), f"{NONE}'manifest.json' has more than 4,194,304 values)"),
     (large(archive.PLAN, BRACKETS, 3_000_000), f"{NONE}'plan.json' has more than 4,194,304 values)"),
