@@ -9,14 +9,18 @@ import lzma
 import tarfile
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from zo_sweeps.config.composer import Composer
 from zo_sweeps.core.errors import UserError
 from zo_sweeps.record import archive
+from zo_sweeps.results import exchange
 
 TIB = str(2**40)
 PAX = "not an archive of zo_sweeps ('././@PaxHeader' is no file, or stands twice)"
@@ -121,6 +125,10 @@ PACKED = [  # what is inside of xz, the line that it must get
     (tar((archive.MANIFEST, b"{")), "wrong signature or manifest: Expecting property name"),
     (tar((archive.MANIFEST, b"[]")), f"{NONE}its manifest.json cannot be read: list indices must be integers"),
     (tar((archive.MANIFEST, manifest(files=None))), f"{NONE}its manifest.json cannot be read: 'files')"),
+    (
+        tar((archive.MANIFEST, manifest(files=described(b"{}", bytes=float("inf"))))),
+        f"{NONE}its manifest.json cannot be read: cannot convert float infinity to integer)",
+    ),
     (tar((archive.MANIFEST, manifest(format=2))), "format 2, and this version reads 1"),
     (tar((archive.MANIFEST, manifest(files=described(b"{}")))), f"plan.json is missing in PATH; {AGAIN}"),
     (tar((archive.MANIFEST, manifest()), ("plan.json", b"{}")), "plan.json is not the file that was written (SHA-256)"),
@@ -157,3 +165,42 @@ def test_a_bad_archive_is_one_line_and_takes_no_more_memory_than_it_unpacks_to(
     assert str(path) in line
     assert "\n" not in line
     assert peak < 4 * 90_000_000, "the largest unpacks to 90 MB: the whole, and the file by itself"
+
+
+SUMS = Path(__file__).parents[2] / "docs" / "league" / "sums.tar.xz"
+
+
+def no_number(plan: Any) -> None:
+    plan["extents"][0][2] = "x"
+
+
+def no_row(tables: Any) -> None:
+    tables[0]["cells"]["es"] = None
+
+
+def infinite(log: Any) -> None:
+    log[-1]["outcome"]["metrics"]["rows_truncated"] = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "wrong"),
+    [
+        (archive.PLAN, no_number, "TypeError: unsupported operand"),
+        (archive.TABLES, no_row, "AttributeError: 'NoneType'"),
+        ("journal/b2975914b8d2274e.jsonl", infinite, "OverflowError: cannot convert float infinity"),
+    ],
+)
+def test_a_value_that_no_table_can_show_is_one_line(
+    name: str, edit: Callable[[Any], None], wrong: str, tmp_path: Path
+) -> None:
+    whole = archive.read(SUMS)
+    log = name.startswith("journal/")
+    lines = whole.files[name].splitlines() if log else [whole.files[name]]
+    parsed = [json.loads(line) for line in lines]
+    edit(parsed if log else parsed[0])
+    content = b"".join(json.dumps(one).encode() + b"\n" for one in parsed)
+    with pytest.raises(UserError) as caught:
+        exchange.take_in(replace(whole, files={**whole.files, name: content}), tmp_path, Composer([]))
+    assert f"the archive cannot be read ({wrong}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not [*(tmp_path / "imported").iterdir()]

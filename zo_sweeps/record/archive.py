@@ -107,7 +107,7 @@ def read(path: Path, key: Path | None = None) -> Archive:
         texts = [_UNPRINTABLE.sub("?", str(about[name])) for name in ("by", "grid", "title")]
         expected = {str(name): (int(one["bytes"]), str(one["sha256"])) for name, one in about["files"].items()}
         signer = "" if signed is None else signer_of(manifest, json.loads(signed))
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise _not_one(path, f"its {MANIFEST} cannot be read: {error}") from None
     except ValueError as error:
         if manifest:

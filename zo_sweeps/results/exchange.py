@@ -94,7 +94,7 @@ def unpack(source: Archive, folder: Path, composer: Composer, members: Sequence[
 
     Raises UserError if its contents are not what an archive holds.
     """
-    try:
+    with _of_others():
         if not any(name.startswith("journal/") for name in source.files):
             raise ValueError("no trial with a result")
         journals, ends = JournalStore(folder), {*received.ENDS, TrialState.STOPPED}
@@ -112,8 +112,22 @@ def unpack(source: Archive, folder: Path, composer: Composer, members: Sequence[
                     ledger.write(trial_id, ended.state, error=ended.error, outcome=ended)
         journals.close()
         return read(source.json(PLAN), source.json(TABLES), folder, composer, members)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, AssertionError) as error:
-        # Signed or not, its content is that of others: it may lack any part, or hold another value in its place.
+
+
+@contextlib.contextmanager
+def _of_others() -> Iterator[None]:
+    """Raise UserError where an archive, signed or not, lacks a part or holds another value in its place."""
+    try:
+        yield
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        AssertionError,
+    ) as error:
         what = f"the archive cannot be read ({type(error).__name__}: {str(error)[:100]})"
         raise UserError(what, fix="it is damaged, or of another version of zo_sweeps") from None
 
@@ -240,13 +254,14 @@ def _lack(table: Table, block: str, cell: TableCell, records: Mapping[str, Seque
 
 
 def differences(shared: Shared, composer: Composer) -> Iterator[str]:
-    """Yield what differs between the archive's tables and those that its logs give."""
-    computed, there = tables_of(shared, composer), shared.tables if isinstance(shared.tables, list) else []
-    if not same_json(computed, shared.tables):
-        for table, other in zip(computed, there, strict=False):
-            yield from _cells(table, other if isinstance(other, Mapping) else {})
-        if len(computed) != len(there):
-            yield f"{len(there)} tables in the archive, {len(computed)} from its logs"
+    """Yield what differs between the archive's tables and those that its logs give. Raises UserError as `unpack`."""
+    with _of_others():
+        computed, there = tables_of(shared, composer), shared.tables if isinstance(shared.tables, list) else []
+        if not same_json(computed, shared.tables):
+            for table, other in zip(computed, there, strict=False):
+                yield from _cells(table, other if isinstance(other, Mapping) else {})
+            if len(computed) != len(there):
+                yield f"{len(there)} tables in the archive, {len(computed)} from its logs"
 
 
 def _cells(table: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
