@@ -192,6 +192,7 @@ class TestLocal:
             ('{"text": "a", "label": 1}', r"missing field 'sentence' in {path}:3; the row has: label, text"),
             ('{"sentence": "a"}', r"missing field 'label' in {path}:3"),
             ('{"sentence": null, "label": 1}', r"field 'sentence' is null in {path}:3"),
+            ('{"sentence": NaN, "label": 1}', r"field 'sentence' is NaN in {path}:3"),
             ('{"sentence": "a", "label": 2}', r"label 2 is not one of 0, 1 in {path}:3"),
             ('{"sentence": "a", "label": "1"}', r"label '1' is not one of 0, 1 in {path}:3"),
             ('{"sentence": "a", "label": 1', r"not a JSON line .* in {path}:3"),

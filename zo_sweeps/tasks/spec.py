@@ -124,8 +124,8 @@ class TaskSpec:
         for column in self.columns:
             if column not in row:
                 return f"missing field {column!r}"
-            if row[column] is None:
-                return f"field {column!r} is null"
+            if row[column] is None or row[column] != row[column]:  # NaN, as pandas has a missing text
+                return f"field {column!r} is {json.dumps(row[column])}"
         try:
             label = self._label(row)
         except (KeyError, TypeError):
