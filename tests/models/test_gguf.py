@@ -332,6 +332,30 @@ def test_what_would_be_lost_is_refused_by_name(more: Any, pre: str, what: str, t
     assert not [path for path in cache.glob("gguf/*") if path.is_dir()]
 
 
+@pytest.mark.parametrize("spaced", [None, True, False], ids=str)
+def test_a_space_before_a_text_is_there_where_the_file_says_so(spaced: bool | None, tmp_path: Path) -> None:
+    """SentencePiece has one unless the file says not to; transformers' reader has one whatever it says."""
+    tokens = ["<unk>", "<s>", "</s>", "▁", "a", "▁a", *(f"[{i}]" for i in range(6, SHAPE["vocab_size"]))]
+
+    def more(writer: Any) -> None:
+        for key in ("model", "tokens", "token_type", "merges"):
+            writer.kv_data[0].pop(f"tokenizer.ggml.{key}")
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([-float(i) for i in range(len(tokens))])
+        writer.add_token_types([2, 3, 3, *[1] * (len(tokens) - 3)])
+        if spaced is not None:
+            writer.add_add_space_prefix(spaced)
+
+    file = write(tmp_path / "model.gguf", "llama", source("llama"), more=more)
+    if spaced is False:
+        with pytest.raises(UserError, match=r"does not read tokenizer\.ggml\.add_space_prefix \(False\)"):
+            loaded(file)
+    else:
+        tokenizer = load(local(file), torch.float32, "cpu").tokenizer
+        assert tokenizer("a", add_special_tokens=False)["input_ids"] == [5]
+
+
 @pytest.mark.parametrize(
     ("family", "key", "add"),
     [

@@ -31,6 +31,7 @@ LEFT_OUT = {
 }
 ROTARY = "rope.dimension_count"  # taken for the width of heads where it is read
 ROPE_FACTORS = "rope_freqs.weight"
+SPACE = "▁"  # as SentencePiece spells it
 # Values of `tokenizer.ggml.pre` whose texts GPT-2's pattern splits rightly, which transformers falls back to: the last
 # three split digits first, which changes nothing where no token has two digits.
 AS_GPT2 = ("default", "gpt-2", "refact", "smollm", "starcoder")
@@ -40,7 +41,7 @@ WHOLE_WORDS = (
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"),
     *("jina-v5-nano", "lfm2", "midm-2.0", "pixtral", "tekken"),
 )
-RULES = 2  # of conversion: what was converted by others is not read
+RULES = 3  # of conversion: what was converted by others is not read
 
 
 def on_hub(path: str) -> tuple[str, str] | None:
@@ -180,11 +181,16 @@ def _scaled(config: Any, factors: Any, file: Path) -> Any:
 
 
 def _save_tokenizer(reader: Any, file: Path, folder: Path, known: set[str]) -> None:
-    """Write the tokenizer, with the chat template. Raises UserError if it splits texts in none of the `known` ways."""
+    """Write the tokenizer, with the chat template.
+
+    Raises UserError if it splits texts in none of the `known` ways, or if transformers would give texts a space
+    in front that the file does not.
+    """
     from transformers import PreTrainedTokenizerFast
 
-    stated = {name: reader.fields.get(f"tokenizer.ggml.{name}") for name in ("model", "pre", "add_bos_token")}
-    kind, pre, begins = (field and field.contents() for field in stated.values())
+    names = ("model", "pre", "add_bos_token", "add_space_prefix", "tokens")
+    stated = {name: reader.fields.get(f"tokenizer.ggml.{name}") for name in names}
+    kind, pre, begins, spaced, tokens = (field and field.contents() for field in stated.values())
     if kind == "gpt2" and pre is not None and pre not in known:
         raise _refused(file, f"a tokenizer that splits texts as {pre!r} cannot be converted", known)
     whole_words = kind == "gpt2" and pre in WHOLE_WORDS
@@ -195,10 +201,11 @@ def _save_tokenizer(reader: Any, file: Path, folder: Path, known: set[str]) -> N
         made.save_pretrained(str(folder))
     except (ValueError, LookupError, TypeError, OSError) as error:
         raise _refused(file, f"the tokenizer cannot be converted ({' '.join(str(error).split())})") from None
+    if kind == "llama" and spaced not in (None, made.tokenize("a")[0].startswith(SPACE)):
+        raise _refused(file, f"transformers' reader of GGUF does not read tokenizer.ggml.add_space_prefix ({spaced})")
     # transformers adds the special tokens of the class that it builds from, which the model has no rows for.
     whole = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
-    size = len(reader.fields["tokenizer.ggml.tokens"].data)
-    whole["added_tokens"] = [token for token in whole["added_tokens"] if token["id"] < size]
+    whole["added_tokens"] = [token for token in whole["added_tokens"] if token["id"] < len(tokens)]
     if whole_words:
         whole["model"]["ignore_merges"] = True
     (folder / TOKENIZER).write_text(json.dumps(whole, ensure_ascii=False), encoding="utf-8")
