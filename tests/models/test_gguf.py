@@ -356,6 +356,19 @@ def test_a_space_before_a_text_is_there_where_the_file_says_so(spaced: bool | No
         assert tokenizer("a", add_special_tokens=False)["input_ids"] == [5]
 
 
+def test_a_token_of_turns_that_would_be_split_is_refused_when_planning(tmp_path: Path) -> None:
+    """As of DeepSeek-R1's distilled models: transformers reads no control token in other letters than bytes have."""
+    vocabulary = [*json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]]
+    vocabulary[1] = "<｜begin▁of▁sentence｜>"
+
+    def more(writer: Any) -> None:
+        writer.kv_data[0].pop("tokenizer.ggml.tokens")
+        writer.add_token_list(vocabulary)
+
+    status = identity.status(local(write(tmp_path / "model.gguf", "qwen2", source("qwen2"), more=more)))
+    assert (status.available, "splits the token '<｜begin▁of▁sentence｜>'" in status.why) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("family", "key", "add"),
     [

@@ -31,7 +31,7 @@ LEFT_OUT = {
 }
 ROTARY = "rope.dimension_count"  # taken for the width of heads where it is read
 ROPE_FACTORS = "rope_freqs.weight"
-SPACE = "▁"  # as SentencePiece spells it
+SPACE, CONTROL = "▁", 3  # how SentencePiece spells a space; the type of tokens as of a turn's end
 # Values of `tokenizer.ggml.pre` whose texts GPT-2's pattern splits rightly, which transformers falls back to: the last
 # three split digits first, which changes nothing where no token has two digits.
 AS_GPT2 = ("default", "gpt-2", "refact", "smollm", "starcoder")
@@ -184,13 +184,13 @@ def _save_tokenizer(reader: Any, file: Path, folder: Path, known: set[str]) -> N
     """Write the tokenizer, with the chat template.
 
     Raises UserError if it splits texts in none of the `known` ways, or if transformers would give texts a space
-    in front that the file does not.
+    in front that the file does not, or split a token that stands around them.
     """
     from transformers import PreTrainedTokenizerFast
 
-    names = ("model", "pre", "add_bos_token", "add_space_prefix", "tokens")
+    names = ("model", "pre", "add_bos_token", "add_space_prefix", "token_type", "tokens")
     stated = {name: reader.fields.get(f"tokenizer.ggml.{name}") for name in names}
-    kind, pre, begins, spaced, tokens = (field and field.contents() for field in stated.values())
+    kind, pre, begins, spaced, types, tokens = (field and field.contents() for field in stated.values())
     if kind == "gpt2" and pre is not None and pre not in known:
         raise _refused(file, f"a tokenizer that splits texts as {pre!r} cannot be converted", known)
     whole_words = kind == "gpt2" and pre in WHOLE_WORDS
@@ -203,6 +203,10 @@ def _save_tokenizer(reader: Any, file: Path, folder: Path, known: set[str]) -> N
         raise _refused(file, f"the tokenizer cannot be converted ({' '.join(str(error).split())})") from None
     if kind == "llama" and spaced not in (None, made.tokenize("a")[0].startswith(SPACE)):
         raise _refused(file, f"transformers' reader of GGUF does not read tokenizer.ggml.add_space_prefix ({spaced})")
+    known_as, used = made.get_vocab(), f"{made.chat_template} {' '.join(map(str, made.special_tokens_map.values()))}"
+    for i, (token, of_type) in enumerate(zip(tokens, types or (), strict=False)):
+        if of_type == CONTROL and known_as.get(token) != i and token in used:
+            raise _refused(file, f"transformers' reader of GGUF splits the token {token!r} into bytes")
     # transformers adds the special tokens of the class that it builds from, which the model has no rows for.
     whole = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
     whole["added_tokens"] = [token for token in whole["added_tokens"] if token["id"] < len(tokens)]
