@@ -123,6 +123,7 @@ def _pretrained(
     codes: WeightOnlyPrecision | None,
     packaged: bool = False,
 ) -> tuple[Any, Any]:
+    from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     where: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -146,6 +147,11 @@ def _pretrained(
         own = read_object(folder / SETTINGS).get("tokenizer_class") in GENERIC and (folder / FILE).is_file()
         kind: Any = PreTrainedTokenizerFast if own else AutoTokenizer
         tokenizer = kind.from_pretrained(str(folder), local_files_only=True)
+        if (folder / FILE).is_file() and isinstance(tokenizer, PreTrainedTokenizerFast):
+            # Other classes build a tokenizer of their own from the file's vocabulary, and split texts in their own way.
+            stored, backend = Tokenizer.from_file(str(folder / FILE)), tokenizer.backend_tokenizer
+            for part in ("model", "normalizer", "pre_tokenizer", "post_processor", "decoder"):
+                setattr(backend, part, getattr(stored, part))
     except (ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
