@@ -56,6 +56,16 @@ def test_no_update_divides_by_a_mean_that_is_0(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("update", "q", "refused"), [("mezo_compat", 3, True), ("mezo_compat", 1, False), ("sgd", 3, False)]
+)
+def test_no_update_moves_weights_between_directions_that_read_them(update: str, q: int, refused: bool) -> None:
+    config = config_of("sparse_mezo", update=update)
+    config = replace(config, estimator=replace(config.estimator, q=q))
+    why = "update=mezo_compat moves the weights that perturbation=small_weights reads between its 3 directions"
+    assert incompatible(config) == ([f"{why}; use update=sgd"] if refused else [])
+
+
+@pytest.mark.parametrize(
     ("space", "noise", "refused"),
     [
         ("lora_fa", SmallWeights(), True),

@@ -174,6 +174,8 @@ def test_a_table_of_grids_cannot_stand_beside_ours() -> None:
         ("{A: [1.0]}", r"row 'A' has 1 values for 2 columns in conf/paper/mine.yaml, table1"),
         ("{A: [1.0, high]}", r"row 'A': 'high' is not a number"),
         ("{A: [1.0", r"not valid YAML"),
+        ("{A: [1.0, 2.0], A: [3.0, 4.0]}", r"not valid YAML: the key 'A' stands twice"),
+        ("{A: [1.0, 2.0]}, footnotes: [n], footnotes: [m]", r"not valid YAML: the key 'footnotes' stands twice"),
     ],
 )
 def test_a_broken_table_in_a_users_folder_is_one_clear_line(tmp_path: Path, rows: str, message: str) -> None:
@@ -186,6 +188,14 @@ def test_a_broken_table_in_a_users_folder_is_one_clear_line(tmp_path: Path, rows
     with pytest.raises(UserError, match=message) as error:
         load("mine/table1", [tmp_path])
     assert "\n" not in str(error.value)
+
+
+def test_a_table_in_a_users_folder_that_lacks_a_part_says_which(tmp_path: Path) -> None:
+    (tmp_path / "paper").mkdir()
+    text = "paper: {key: mine, name: Mine, id: none}\ntables: {table1: {caption: c, kind: accuracy, columns: [X]}}\n"
+    (tmp_path / "paper" / "mine.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"it has no metric, unit, rows in conf/paper/mine.yaml, table1"):
+        load("mine/table1", [tmp_path])
 
 
 def names_a_measured_metric(measure: Measure) -> None:

@@ -40,6 +40,7 @@ class Update(Definition):
     zeroth_order: ClassVar[bool] = True
     backpropagates: ClassVar[bool] = False
     draws_again: ClassVar[bool] = False  # directions of earlier steps, from their addresses alone
+    one_by_one: ClassVar[bool] = False  # the weights have moved along a direction before the next is drawn
     needs_factors: ClassVar[bool] = False  # of a matrix's directions: a perturbation that keeps one of them
     reads_coefs: ClassVar[bool] = False  # of the step's directions, not their sum alone
     divides_by_mean: ClassVar[bool] = False  # of the coefficients: not of those that add up to 0

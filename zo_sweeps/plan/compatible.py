@@ -109,6 +109,9 @@ def _estimation(config: TrialConfig) -> Iterator[str]:
             f"update={config.update.name} draws directions of earlier steps again, and those of "
             f"perturbation={perturbation.name} depend on {perturbation.reads.value}; use another update"
         )
+    if config.update.one_by_one and perturbation.reads is Reads.WEIGHTS and estimator.budget > 1:
+        what = f"update={config.update.name} moves the weights that perturbation={perturbation.name} reads"
+        yield f"{what} between its {estimator.budget} directions; use update=sgd"
     if config.update.divides_by_mean and estimator.centred:
         what = f"update={config.update.name} divides by the mean of a step's coefficients"
         yield f"{what}, and those of estimator={estimator.name} add up to 0; use update=sgd"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -33,13 +34,34 @@ def _parse(path: Path, _changed: int) -> dict[str, Any]:
 
     try:
         with reading():
-            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's takes a seventh of the time
-            data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+            loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's takes a seventh of the time
+            parser = loader(path.read_text(encoding="utf-8"))
+            node = parser.get_single_node()
+            if twice := _twice(node):  # PyYAML takes the last
+                raise ValueError(f"the key {twice!r} stands twice in a mapping")
+            data = parser.construct_document(node) if node else None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
         raise UserError("not valid YAML: " + " ".join(str(error).split()), where=str(path)) from None
     if not isinstance(data, dict):
         raise UserError("a mapping is expected", where=str(path))
     return data
+
+
+def _twice(root: Any) -> str:
+    """Return a key that a mapping below a node of YAML has twice; "" if none has."""
+    left, seen = [root], set[int]()
+    while left:
+        node = left.pop()
+        if isinstance(node, tuple):  # a key and its value
+            left += node
+        elif id(node) not in seen and isinstance(getattr(node, "value", None), list):  # an alias is its anchor's node
+            seen.add(id(node))
+            left += node.value
+            if node.id == "mapping":
+                keys = Counter(str(key.value) for key, _ in node.value)
+                if keys and max(keys.values()) > 1:
+                    return keys.most_common(1)[0][0]
+    return ""
 
 
 NUMERIC_KINDS = ("accuracy", "runtime", "memory", "flops")
@@ -117,6 +139,8 @@ def load(reference: str, folders: Sequence[Path] | None = None) -> Published:
         raise unknown("published table", reference, [f"{paper}/{name}" for name in data["tables"]], where=where)
     source, where = data["paper"], f"{where}, {table}"
     data = data["tables"][table]
+    if lacking := [name for name in ("caption", "kind", "metric", "unit", "columns", "rows") if name not in data]:
+        raise UserError(f"it has no {', '.join(lacking)}", where=where)
     require_known("kind of table", [data["kind"]], KINDS, where=where)
     columns = tuple(data["columns"])
     rows = _rows(data["rows"], columns, where, numeric=data["kind"] in NUMERIC_KINDS)

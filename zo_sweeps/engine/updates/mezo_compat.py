@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from zo_sweeps.engine.later import torch
 from zo_sweeps.methods.definition import option
@@ -22,6 +23,8 @@ class MezoCompat(Update):
 
     With q > 1, one update per query, each with g / q. No state.
     """
+
+    one_by_one: ClassVar[bool] = True
 
     weight_decay: float = option(0.0, "by MeZO's rule, on names without bias and layer_norm", least=0)
 
