@@ -32,8 +32,8 @@ LEFT_OUT = {
 ROTARY = "rope.dimension_count"  # taken for the width of heads where it is read
 ROPE_FACTORS = "rope_freqs.weight"
 SPACE, CONTROL = "▁", 3  # how SentencePiece spells a space; the type of tokens as of a turn's end
-# Values of `tokenizer.ggml.pre` whose texts GPT-2's pattern splits rightly, which transformers falls back to: the last
-# three split digits first, which changes nothing where no token has two digits.
+# Values of `tokenizer.ggml.pre` whose texts GPT-2's pattern splits, which transformers falls back to. In doubt: the
+# last three split digits first, so that two spaces or line breaks before a digit are one token there, and two here.
 AS_GPT2 = ("default", "gpt-2", "refact", "smollm", "starcoder")
 # Those for which llama.cpp takes a word of the vocabulary whole, whatever its merges, and starts a text with BOS unless
 # the file says not to.

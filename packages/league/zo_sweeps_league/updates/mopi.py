@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from zo_sweeps.engine.later import Tensor, noise, rounding, torch
 from zo_sweeps.methods.definition import option
@@ -28,7 +28,6 @@ class MOPI(RoundedUpdate):
     where P is drawn; it keeps m as r rows, which belong to another P from there on, and here m is of the whole matrix.
     """
 
-    numerics: ClassVar[int] = 2
     state_copies: ClassVar[int] = 1
     portable: ClassVar[bool] = False
 
@@ -38,6 +37,12 @@ class MOPI(RoundedUpdate):
     vector_scale: float = option(1.0, "rate of other shapes than matrices, over lr", least=0)
     weight_decay: float = option(0.0, "decoupled, of parameters of two or more dimensions", least=0)
     lr: float = option(1e-2, "learning rate of step 1", least=0, kw_only=True)
+
+    def to_identity(self) -> dict[str, Any]:
+        corrected = (
+            {"numerics": 2} if self.iterations == 1 else {}
+        )  # it moved along rounding; further iterations did not
+        return {**super().to_identity(), **corrected}
 
     def last_moves(self, ghats: Sequence[Tensor], coefs: Sequence[Sequence[float]], lr: float) -> Tensor:
         m = sum((self.momentum**age * ghat for age, ghat in enumerate(reversed(ghats))), 0 * ghats[0])
