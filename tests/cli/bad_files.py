@@ -47,7 +47,7 @@ ROWS = [  # task, the file's third line, what is wrong with it
     ("sst2", b'{"sentence": "a", "label": -1}', "label -1 is not one of 0, 1"),
     ("sst2", b'{"sentence": "a", "label": "1"}', "label '1' is not one of 0, 1"),
     ("sst2", b'{"sentence": "a", "label": 0.5}', "label 0.5 is not one of 0, 1"),
-    ("sst2", b'{"sentence": "a", "label": NaN}', "label nan is not one of 0, 1"),
+    ("sst2", b'{"sentence": "a", "label": NaN}', "field 'label' is NaN in"),
     ("sst2", b'{"sentence": "a", "label": [1]}', "label [1] is not one of 0, 1"),
     ("sst2", b'{"sentence": "a", "label": {}}', "label {} is not one of 0, 1"),
     ("sst2", b'{"sentence": "a", "label": "\\ud800"}', "label '\\ud800' is not one of 0, 1"),
