@@ -225,6 +225,26 @@ def test_the_demo_folder_is_a_local_model_too(tmp_path):
     assert status(local(tmp_path / "copy")).available
 
 
+@pytest.mark.parametrize(("family", "read"), [("llama", True), ("mistral", False)])
+def test_sentencepiece_s_file_alone_is_read_as_it_says_or_refused(
+    family: str, read: bool, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """For some model types transformers leaves the space before a text out."""
+    from sentencepiece import SentencePieceTrainer
+
+    folder, text = checkpoint(family), tmp_path / "text"
+    text.write_text("A great film, and a bad one.\n" * 100)
+    rules = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"}
+    rules |= {"vocab_size": 300, "remove_extra_whitespaces": False, "minloglevel": 2}
+    SentencePieceTrainer.train(input=str(text), model_prefix=str(tmp_path / "pieces"), **rules)
+    (folder / "tokenizer.json").unlink()
+    shutil.move(tmp_path / "pieces.model", folder / "tokenizer.model")
+    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "unk_token": "<unk>"}))
+    found = status(local(folder))
+    assert (found.available, "reads other tokens than SentencePiece" in found.why) == (read, not read)
+
+
 @pytest.mark.parametrize("stored", ["plain", "cut and padded", "of a class", "of no class"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_plan_and_a_run_read_the_same_tokens(family: str, stored: str, checkpoint: Callable[..., Path]) -> None:

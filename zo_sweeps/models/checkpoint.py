@@ -20,7 +20,9 @@ from zo_sweeps.models import families
 if TYPE_CHECKING:
     from torch import Tensor
 
-TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))  # any one of these sets
+PIECES = "tokenizer.model"  # of SentencePiece
+PROBES = ("A great film", "naïve ☃ it's 1234", "two  spaces\nand a line")
+TOKENIZER_FILES = (("tokenizer.json",), (PIECES,), ("vocab.json", "merges.txt"))  # any one of these sets
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"  # peft's
 SHARD = 2**28  # bytes of a file that is written here, at least, except the last
@@ -202,6 +204,27 @@ def front_of(tokenizer: Any, bos: str = "") -> tuple[int, ...]:
     whole, text = tuple(tokenizer("a")["input_ids"]), tuple(tokenizer("a", add_special_tokens=False)["input_ids"])
     starts = (n for n in range(len(whole) - len(text) + 1) if whole[n : n + len(text)] == text)
     return whole[: next(starts, 0)]
+
+
+def check_pieces(folder: Path) -> None:
+    """Raise UserError if transformers reads other tokens than SentencePiece from a folder's tokenizer.model.
+
+    It builds a tokenizer from the file's pieces by the rules of the model's type, which need not be the file's.
+    """
+    fix = f"save the model's {FILE} beside it"
+    try:
+        from sentencepiece import SentencePieceProcessor
+        from transformers import AutoTokenizer
+
+        pieces = SentencePieceProcessor(model_file=str(folder / PIECES))
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except ImportError as error:
+        raise UserError(f"{PIECES} needs a package ({error})", where=str(folder), fix=fix) from None
+    except (LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        what = f"{PIECES} cannot be read ({' '.join(str(error).split())[:200]})"
+        raise UserError(what, where=str(folder), fix=fix) from None
+    if any(tokenizer(text, add_special_tokens=False)["input_ids"] != pieces.encode(text) for text in PROBES):
+        raise UserError(f"transformers reads other tokens than SentencePiece from {PIECES}", where=str(folder), fix=fix)
 
 
 @contextmanager

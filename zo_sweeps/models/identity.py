@@ -22,11 +22,13 @@ from zo_sweeps.models.checkpoint import (
     CHAT_TEMPLATE,
     GENERATION,
     INDEX,
+    PIECES,
     SETTINGS,
     SPECIAL,
     TOKENIZER_FILES,
     CheckpointInfo,
     TokenizerFile,
+    check_pieces,
     front_of,
     read_checkpoint_info,
     read_object,
@@ -36,7 +38,7 @@ from zo_sweeps.models.checkpoint import FILE as TOKENIZER
 from zo_sweeps.models.package import Package
 from zo_sweeps.models.package import of as package_of
 
-WANTED = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", CHAT_TEMPLATE]  # no pickled weights, no code
+WANTED = ["*.json", "*.safetensors", PIECES, "merges.txt", CHAT_TEMPLATE]  # no pickled weights, no code
 TIMEOUT = 3.0  # seconds: a plan must not wait for a hub that does not answer
 
 
@@ -120,7 +122,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 DEMO = Path(__file__).parent / "demo"
 TOKENIZER_PARTS = (  # in this order in the fingerprint
-    *(TOKENIZER, "tokenizer.model", SETTINGS, SPECIAL),
+    *(TOKENIZER, PIECES, SETTINGS, SPECIAL),
     *("added_tokens.json", "vocab.json", "merges.txt", CHAT_TEMPLATE),
 )
 NOT_IDENTITY = ("_name_or_path", "transformers_version")  # of config.json: where it was saved, and by which version
@@ -260,6 +262,8 @@ def _tokenizer(folder: Path, config: Mapping[str, Any]) -> tuple[TokenizerFile |
     """Return the tokenizer that a folder holds as one file, and the ids that a text starts with."""
     file = folder / TOKENIZER
     if not file.is_file():
+        if (folder / PIECES).is_file():
+            check_pieces(folder)
         return None, ()
     files = [folder / name for name in (TOKENIZER, SETTINGS, SPECIAL, CHAT_TEMPLATE)]
     tokenizer = _read_tokenizer(folder.resolve(), tuple(one.stat().st_mtime_ns for one in files if one.is_file()))
