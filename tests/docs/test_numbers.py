@@ -365,7 +365,7 @@ def test_the_rewards_are_those_of_their_archives() -> None:
     tasks, zero_shot, best, mezo = ("demo_sums", "demo_concise"), "Zero-shot", "Best of 8, untrained", "MeZO (ZO-Full)"
     es, released, prge = "ES at Scale (N=30)", "ES at Scale, as released (N=30)", "P-RGE, LoRA-FA (q=4)"
     trained: list[tuple[str, str]] = []
-    for row, *cells in table("LEAGUE", "|                                 | Sums of digits |"):
+    for row, *cells in table("LEAGUE", "|                                  | Sums of digits |"):
         for task, cell, difference in zip(tasks, cells[::2], cells[1::2], strict=True):
             found = rewards(task, row)
             assert len(found) == (1 if row == zero_shot else 5)
@@ -377,7 +377,7 @@ def test_the_rewards_are_those_of_their_archives() -> None:
             trained.append((task, row))
             assert "[−" not in difference, "the page says that each is above the untrained model"
             settings = league(f"rewards_{task}")[row]
-            rates = sorted(settings, key=lambda setting: float(setting[-1].removeprefix("lr ")))
+            rates = sorted(settings, key=lambda setting: float(setting[-1].rpartition(" ")[2]))  # of random search, eps
             assert len(rates) == 3
             assert (len(settings[rates[-1]]) == 5) == (row != prge), "the page says of which the largest was selected"
     words = " ".join(page("LEAGUE").split())
@@ -386,18 +386,22 @@ def test_the_rewards_are_those_of_their_archives() -> None:
     on_dev = f"has {first:.3f} on dev and the other four {min(others):.3f} to {max(others):.3f}."
     assert f"P-RGE is below it, {above('demo_concise', prge, mezo)}: of three rates its first seed selected" in words
     assert on_dev in words
-    assert f"P-RGE's interval on sums, {above('demo_sums', prge, mezo)}, is one of four" in words
+    assert f"P-RGE's interval on sums, {above('demo_sums', prge, mezo)}, is one of five" in words
     assert f"independent is {above('demo_sums', released, es)} and {above('demo_concise', released, es)}." in words
     assert f"on concise sums, {above('demo_concise', best, mezo)}; on sums" in words
     assert f"not told apart, {above('demo_sums', best, mezo)}." in words
     for task, row in trained:
         if row != mezo:
             assert fmean(reward_pairs(task, row, mezo)) < 0, "the page says that MeZO's mean is the highest"
-            ends = interval(reward_pairs(task, row, mezo), 1 - 0.05 / 4)
+            ends = interval(reward_pairs(task, row, mezo), 1 - 0.05 / 5)
             assert ends, "it has one value"
             assert ends[0] < 0
             assert (ends[1] < 0) == ((task, row) == ("demo_concise", prge)), "the page says which is told apart"
-    assert [sum(one == task and row != mezo for one, row in trained) for task in tasks] == [4, 4]
+    assert [sum(one == task and row != mezo for one, row in trained) for task in tasks] == [5, 5]
+    found = {row: rewards("demo_concise", row) for task, row in trained if task == "demo_concise"}
+    search = found["Best point of 48 (random search)"]
+    assert max(found.values(), key=stdev) == search, "the page says that it differs most by seed"
+    assert f"differs most by seed, {min(search):.3f} to {max(search):.3f}." in words
 
 
 def test_the_answers_of_the_rewards_rows_are_as_many_as_is_said() -> None:
