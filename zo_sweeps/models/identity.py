@@ -260,19 +260,24 @@ def _of_folder(folder: Path, info: CheckpointInfo, identity: str) -> ModelStatus
 
 def _tokenizer(folder: Path, config: Mapping[str, Any]) -> tuple[TokenizerFile | None, tuple[int, ...]]:
     """Return the tokenizer that a folder holds as one file, and the ids that a text starts with."""
-    file = folder / TOKENIZER
-    if not file.is_file():
+    files = [folder / name for name in (TOKENIZER, PIECES, SETTINGS, SPECIAL, CHAT_TEMPLATE)]
+    stamps = tuple(one.stat().st_mtime_ns for one in files if one.is_file())
+    if not (folder / TOKENIZER).is_file():
         if (folder / PIECES).is_file():
-            check_pieces(folder)
+            _check_pieces(folder.resolve(), stamps)
         return None, ()
-    files = [folder / name for name in (TOKENIZER, SETTINGS, SPECIAL, CHAT_TEMPLATE)]
-    tokenizer = _read_tokenizer(folder.resolve(), tuple(one.stat().st_mtime_ns for one in files if one.is_file()))
+    tokenizer = _read_tokenizer(folder.resolve(), stamps)
     return tokenizer, front_of(tokenizer, families.family(config).bos)
 
 
 @lru_cache(maxsize=64)
 def _read_tokenizer(folder: Path, stamps: object) -> TokenizerFile:
     return TokenizerFile(folder)
+
+
+@lru_cache(maxsize=64)
+def _check_pieces(folder: Path, stamps: object) -> None:
+    check_pieces(folder)
 
 
 def must_fit_demo(arch: Arch) -> None:
